@@ -173,6 +173,8 @@ class Settings(BaseSettings):
     run_seconds: float = Field(default=1800, gt=0)
     sensor_seconds: int = Field(default=5, ge=1)
     retention: Retention = timedelta(days=7)
+    log_format: Literal["text", "json"] = "text"
+    """The form of the lines on stderr; the option ``--log-format`` of a command takes precedence."""
     state: Path = STATE_FOLDER
     """The folder on this machine in which the project saves its catalog, note, logs, and the embedded server."""
 

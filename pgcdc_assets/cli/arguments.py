@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from pgcdc_assets import logs
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import BadRange, PgcdcError, UsageError
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
+
+LOG_FORMAT = "--log-format"
 
 
 class LsnType(click.ParamType["Lsn"]):
@@ -69,3 +73,16 @@ class RangeType(click.ParamType["LsnRange"]):
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+
+
+def log_format() -> click.Option:
+    """The option, which every command has. It sets the variable, for child processes."""
+
+    def keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            os.environ[logs.VARIABLE] = value
+
+    return click.Option(
+        [LOG_FORMAT], type=click.Choice([logs.TEXT, logs.JSON]), expose_value=False, is_eager=True, callback=keep,
+        help="The form of the lines on stderr.",
+    )  # fmt: skip

@@ -1,9 +1,11 @@
 """Writes the output of commands: lines, and progress on stderr. Control characters are made visible, because names come
 from the source and may contain any character. On a terminal, progress is a few changing lines and short notes,
-otherwise plain lines. Rich is imported only for progress, so that help and ``status`` are fast."""
+otherwise plain lines, or JSON (:mod:`pgcdc_assets.logs`). Rich is imported only for progress, so that help and
+``status`` are fast."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -11,10 +13,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from pgcdc_assets import logs
 from pgcdc_assets.cli.livelines import LiveLines
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from pgcdc_assets.mirror.target import CopyReport
     from pgcdc_assets.source.slot.blockers import Blocker
 
+_log = logging.getLogger("pgcdc_assets.cli")
+_LEVELS = {"pgcdc": logging.WARNING, "warning": logging.WARNING, "error": logging.ERROR, "info": logging.INFO}
+"""The levels of lines with these beginnings."""
 _SHOW_SECONDS = 0.5
 """Seconds between two looks at the run's state. Each look asks the source for its position."""
 
@@ -37,9 +43,14 @@ def visible(text: str) -> str:
     )
 
 
-def say(text: str, *, err: bool = False) -> None:
-    """Write one line to stdout, or with ``err`` to stderr."""
-    click.echo(visible(text), err=err)
+def say(text: str, *, err: bool = False, **fields: Any) -> None:
+    """Write one line to stdout, or with ``err`` to stderr: as text, or as JSON with these fields."""
+    if err and logs.as_json():
+        prefix, _, rest = text.partition(": ")
+        level = _LEVELS.get(prefix)
+        _log.log(level or logging.INFO, rest if level else text, extra=fields)
+    else:
+        click.echo(visible(text), err=err)
 
 
 class ConsoleProgress:
@@ -49,7 +60,7 @@ class ConsoleProgress:
     def __init__(self) -> None:
         from rich.console import Console
 
-        self._terminal = sys.stderr.isatty()
+        self._terminal = sys.stderr.isatty() and not logs.as_json()
         stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
         weakref.finalize(self, stream.close)
         self._console = Console(file=stream, force_terminal=self._terminal, highlight=False, soft_wrap=True)
@@ -74,8 +85,11 @@ class ConsoleProgress:
             yield self
         self._live = None
 
-    def note(self, text: str) -> None:
-        """Write a line that stays."""
+    def note(self, text: str, **fields: Any) -> None:
+        """Write a line that stays. JSON has ``fields`` too, text does not."""
+        if logs.as_json():
+            _log.info(text, extra=fields)
+            return
         text = visible(text)
         if self._terminal:
             self._console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/]  {_escaped(text)}")
@@ -89,10 +103,11 @@ class ConsoleProgress:
     # Methods of the watcher -------------------------------------------------------------------
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
-        told = " ".join(f"{name}={value}" for name, value in numbers.items())
-        line = f"{stage}: {message} {told}".rstrip()
+        line = f"{stage}: {logs.in_words(message, numbers)}"
         if self._live is not None:
             self._live.message = visible(line)
+        elif logs.as_json():
+            self.note(message, stage=stage, **numbers)
         else:
             self.note(line)
 
@@ -103,13 +118,27 @@ class ConsoleProgress:
 
     def copied(self, report: CopyReport) -> None:
         self.copies.append(report)
-        self.note(f"copied {report.table}: {report.rows:,} rows in {report.seconds:.1f} s")
+        self.note(
+            f"copied {report.table}: {report.rows:,} rows in {report.seconds:.1f} s", stage="snapshot",
+            table=str(report.table), lsn=str(report.consistent_point), rows=report.rows, bytes=report.bytes,
+            seconds=round(report.seconds, 3),
+        )  # fmt: skip
 
     def range_closed(self, report: RangeReport) -> None:
         self.ranges.append(report)
         changed = len(report.tables)
         rows = sum(report.rows.values())
-        self.note(f"range {report.span}: {report.transactions:,} transactions, {rows:,} rows, {changed} tables")
+        self.note(
+            f"range {report.span}: {report.transactions:,} transactions, {rows:,} rows, {changed} tables",
+            stage="publish", start_lsn=str(report.span.start), lsn=str(report.span.end), rows=rows,
+            transactions=report.transactions, bytes=report.bytes, lag_bytes=report.lag_bytes,
+        )  # fmt: skip
+        for table, turn in report.tables.items() if logs.as_json() else ():
+            self.note(
+                f"applied to {table}: {turn.inserted} rows inserted, {turn.updated} updated, {turn.deleted} deleted",
+                stage="apply", table=str(table), lsn=str(turn.replay_lsn), inserted=turn.inserted,
+                updated=turn.updated, deleted=turn.deleted, seconds=round(turn.seconds_apply, 3),
+            )  # fmt: skip
 
     def finished(self, report: SyncReport) -> None:
         self.report = report

@@ -13,7 +13,7 @@ import click
 import psycopg
 import yaml
 
-from pgcdc_assets.cli.console import ConsoleProgress
+from pgcdc_assets.cli.console import ConsoleProgress, say
 from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.source import make_ready
 from pgcdc_assets.cli.status_verify import in_a_sentence, print_report
@@ -174,7 +174,7 @@ def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> Non
         )
     click.echo(in_a_sentence(proof))
     where = folder if root.scheme == LOCAL else f"{root} and {folder}"
-    click.echo(f"pgcdc: lake and Dagster's runs stay in {where}; see them with: cd {folder} && pgcdc up", err=True)
+    say(f"pgcdc: lake and Dagster's runs stay in {where}; see them with: cd {folder} && pgcdc up", err=True)
 
 
 def _leave_open(settings: Settings) -> None:

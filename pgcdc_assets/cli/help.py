@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from pgcdc_assets.cli.arguments import log_format
+
 
 class CommandGroup(click.Group):
     """A group that lists its commands under topics."""
@@ -17,6 +19,7 @@ class CommandGroup(click.Group):
 
     def add_topic(self, title: str, commands: Sequence[click.Command]) -> None:
         for command in commands:
+            command.params.append(log_format())
             self.add_command(command)
         self.topics[title] = [str(command.name) for command in commands]
 

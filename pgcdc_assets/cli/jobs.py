@@ -15,7 +15,7 @@ from pgcdc_assets.core.names import TableName, nearest
 from pgcdc_assets.errors import PgcdcError, UnknownTable
 from pgcdc_assets.project import DAGSTER_FOLDER, LOCATION, dagster_home, load_catalog, required_catalog
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.store.localfiles import private_log
+from pgcdc_assets.store.localfiles import private_log, rotated
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -105,7 +105,7 @@ def release_instance(settings: Settings) -> None:
 def noise_in_file(log: Path) -> Iterator[None]:
     """Redirect stderr output of Java and libraries to a file, so that only the command writes to the terminal."""
     sys.stderr.flush()
-    with private_log(log) as file, os.fdopen(os.dup(2), "wb") as kept:
+    with private_log(log) as file, os.fdopen(os.dup(2), "wb") as kept, rotated(log):
         os.dup2(file.fileno(), 2)
         try:
             yield

@@ -12,11 +12,15 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import pairwise
 
 import click
 
-from pgcdc_assets.cli.console import visible
+from pgcdc_assets import logs, projectfile
+from pgcdc_assets.cli.arguments import LOG_FORMAT, log_format
+from pgcdc_assets.cli.console import say, visible
 from pgcdc_assets.cli.dagsterproject import of_component
 from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.deploy import code_server, pack
@@ -28,16 +32,16 @@ from pgcdc_assets.cli.status_verify import positions, status, verify
 from pgcdc_assets.cli.sync import follow, heal, pause, repair, resume, snapshot, sync, until
 from pgcdc_assets.cli.up import up
 from pgcdc_assets.core.ending import ENDING
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import PgcdcError, SettingsError
 from pgcdc_assets.settings import STATE_FOLDER, unknown_variables
-from pgcdc_assets.store.localfiles import private_folder
+from pgcdc_assets.store.localfiles import private_log
 
 FAILURE_FILE = STATE_FOLDER / "failure.txt"
 _INTERRUPTED = "interrupted; nothing is half done, and the next run goes on from what is durable"
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-             epilog=examples("pgcdc demo", "pgcdc sync --help"))  # fmt: skip
+             epilog=examples("pgcdc demo", "pgcdc sync --help"), params=[log_format()])  # fmt: skip
 @click.version_option(version("pgcdc_assets"), prog_name="pgcdc")
 @click.option(
     "--component", metavar="NAME", callback=of_component, expose_value=False, is_eager=True,
@@ -81,24 +85,31 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command. Returns the exit code, and raises no exception."""
+    logs.begin(as_json=_log_format(arguments) == logs.JSON)
     for line in unknown_variables():
-        click.echo(f"pgcdc: {line}", err=True)
+        say(f"pgcdc: {line}", err=True)
     try:
         return int(pgcdc.main(list(arguments), prog_name="pgcdc", standalone_mode=False) or 0)
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.Abort as end:
         interrupted = isinstance(end.__cause__, KeyboardInterrupt)
-        click.echo(f"pgcdc: {_INTERRUPTED if interrupted else 'nothing was done'}", err=True)
+        say(f"pgcdc: {_INTERRUPTED if interrupted else 'nothing was done'}", err=True)
         return 1
     except click.ClickException as error:
-        error.show()
+        if logs.as_json():
+            say(f"error: {error.format_message()}", err=True)
+        else:
+            error.show()
         return 2
     except PgcdcError as error:
-        click.echo("pgcdc: " + "\n".join(visible(line) for line in error.told), err=True)
+        if logs.as_json():
+            say(f"error: {error}", err=True, **error.to_plain())
+        else:
+            click.echo("pgcdc: " + "\n".join(visible(line) for line in error.told), err=True)
         return error.exit_code
     except KeyboardInterrupt:
-        click.echo(f"pgcdc: {_INTERRUPTED}", err=True)
+        say(f"pgcdc: {_INTERRUPTED}", err=True)
         return 1
     except BrokenPipeError:
         # The reader of our output has closed the pipe. Without this, Python would print an error when it closes stdout.
@@ -107,20 +118,33 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001  (the last resort: one line, and where the rest stands)
         if ENDING.asked:
             # A library may have turned the interruption into any error.
-            click.echo(f"pgcdc: {_INTERRUPTED}", err=True)
+            say(f"pgcdc: {_INTERRUPTED}", err=True)
             return 1
         return _unexpected(error)
 
 
 def _unexpected(error: Exception) -> int:
-    """Report an unexpected error. Message and traceback go only to the file, because they may quote secret data."""
+    """Report an unexpected error. Message and traceback go only to the file, because they may quote secret data. The
+    file keeps earlier failures."""
     where = ""
     try:
-        private_folder(STATE_FOLDER)
-        with open(FAILURE_FILE, "w") as file:
-            file.write("".join(traceback.format_exception(error)))
+        with private_log(FAILURE_FILE) as file:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            file.write("".join([f"{now}\n", *traceback.format_exception(error), "\n"]).encode())
         where = f"; the traceback is in {FAILURE_FILE}"
     except OSError:
         where = f": {error}"
-    click.echo(f"pgcdc: unexpected {type(error).__name__}{where}", err=True)
+    say(f"error: unexpected {type(error).__name__}{where}" if logs.as_json()
+        else f"pgcdc: unexpected {type(error).__name__}{where}", err=True)  # fmt: skip
     return 1
+
+
+def _log_format(arguments: Sequence[str]) -> str | None:
+    """The form of log lines, also of errors in the arguments and settings. Wrong values are reported elsewhere."""
+    for argument, after in pairwise([*arguments, ""]):
+        name, _, value = argument.partition("=")
+        if name == LOG_FORMAT:
+            return value or after
+    with suppress(SettingsError):
+        return os.environ.get(logs.VARIABLE) or projectfile.content().get("log_format")
+    return None

@@ -24,6 +24,7 @@ from typing import IO, Any
 import click
 import psutil
 
+from pgcdc_assets.cli.console import say
 from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import claim_instance, environment
 from pgcdc_assets.cli.source import make_ready
@@ -35,7 +36,7 @@ from pgcdc_assets.errors import MachineError, PgcdcError
 from pgcdc_assets.flow import lock
 from pgcdc_assets.project import LOCATION, SENSOR_ON, load_catalog, workspace_file
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.store.localfiles import private_log
+from pgcdc_assets.store.localfiles import private_log, rotate
 
 PORT = 3000
 """Dagster's own default. If it is in use, the next free port is taken."""
@@ -74,7 +75,7 @@ def up(port: int | None, host: str) -> int:
         claim_instance(settings, identity(conn, settings.slot))
     make_ready(settings, conninfo)
     if is_embedded(settings):
-        click.echo(f"embedded PostgreSQL: {shop.server(settings.state).psql}", err=True)
+        say(f"embedded PostgreSQL: {shop.server(settings.state).psql}", err=True)
     with ENDING.at_boundary(stop, boundary=None):
         serve(settings, stop, host, port)
     return 0
@@ -89,11 +90,12 @@ def serve(settings: Settings, stop: threading.Event, host: str = HOST, port: int
     try:
         _wait_until_ready(process, stop, url, log)
         click.echo(f"Dagster's UI: {url}")
-        click.echo(f"{settings.name}_sync_sensor is on; Ctrl-C ends it all", err=True)
+        say(f"{settings.name}_sync_sensor is on; Ctrl-C ends it all", err=True)
         while not stop.wait(0.5):
             if process.poll() is not None:
                 raise MachineError(f"ended with code {process.returncode}", thing="Dagster", do=f"see {log}")
             reloading.look()
+            rotate(log)
     finally:
         end(process, settings.layout)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
 
+from pgcdc_assets import logs
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.core.names import TableName
@@ -98,8 +99,7 @@ class DagsterObserver:
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         self._watcher.progress(stage, message, **numbers)
-        told = " ".join(f"{name}={value}" for name, value in numbers.items())
-        self._context.log.info(f"{stage}: {message} {told}".rstrip())
+        self._context.log.info(f"{stage}: {logs.in_words(message, numbers)}")
 
     def moving(self, now: Callable[[], RunState]) -> None:
         self._watcher.moving(now)

@@ -14,6 +14,7 @@ from multiprocessing import parent_process
 
 import dagster as dg
 
+from pgcdc_assets import logs
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.defs.keys import SOURCE_TAG, Names
@@ -164,6 +165,9 @@ def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading
     source's names in the instance are this project's, and marks dead runs as failed. With ``stop``, signals end the run
     at a boundary. Our errors are raised as Dagster failures whose text is one line."""
     mark_process(context, of.names)
+    if of.settings.log_format == logs.JSON and not logs.as_json():
+        # A run of Dagster's own process. Under a command, the command has begun this.
+        logs.begin(as_json=True)
     with as_failures():
         reserve(of, context.instance)
         report_dead_runs(context.instance, of.names, of.settings.layout)

@@ -32,13 +32,13 @@ def carry_comments(work: Work) -> bool:
     for table in list(_commented(work)):
         version = None
         if not table.comments_read:
-            work.observer.progress("watch", unread_comments(table.name))
+            work.observer.progress("watch", unread_comments(table.name), table=str(table.name))
         with contained() as failed:
             version = work.target.comment(table)
             carried = True
         if failed.reason is not None:
             what = f"the mirror of {table.name} lacks the comments of its table: {failed.reason}"
-            work.observer.progress("watch", what)
+            work.observer.progress("watch", what, table=str(table.name))
         work.progress.commented(table.name, table.comments, version)
     return carried
 
@@ -131,7 +131,7 @@ class CatalogWatch:
         differences = changes(record.table, now)
         line = reported(record, differences)
         if line and line != record.reported:
-            work.observer.progress("watch", f"table {now.name}: {line}")
+            work.observer.progress("watch", f"table {now.name}: {line}", table=str(now.name))
         found = verdict(
             record, now, differences, Rules(work.settings.schema_changes, work.settings.recopy_bytes),
             refusal=work.target.refusal(now), without_rows=self._stream.without_rows, paused=self.paused,
@@ -169,7 +169,7 @@ def _take_names(work: Work, shown: Mapping[TableName, Table]) -> None:
     progress.renamed_among(shown.values())
     for name in progress.gone(shown):
         if before[name] not in now:
-            work.observer.progress("watch", f"table {name}: is not published any more, or was dropped")
+            work.observer.progress("watch", f"table {name}: is not published any more, or was dropped", table=str(name))
     for name in progress.found(shown.values()):
         if shown[name].oid not in known:
-            work.observer.progress("watch", f"table {name}: is published now")
+            work.observer.progress("watch", f"table {name}: is published now", table=str(name))

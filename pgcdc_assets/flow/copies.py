@@ -228,13 +228,13 @@ class Copies:
                 continue
             new = self._work.progress.not_copied(name, failure.what)
             if self._rounds[name] < COPY_ROUNDS and not isinstance(failure, RightLacking):
-                self._say(f"again, for {failure.thing} {failure.what}")
+                self._say(f"again, for {failure.thing} {failure.what}", name)
                 end.again.add(name)
             elif not self._follow:
                 if name in self._work.progress:
                     self._fail(failure)
             elif new:
-                self._say(f"left for later: {failure.thing} {failure.what}")
+                self._say(f"left for later: {failure.thing} {failure.what}", name)
         return end
 
     def _not_copied(self, name: TableName, failure: PgcdcError) -> None:
@@ -244,11 +244,12 @@ class Copies:
             self._fail(failure)
             return
         progress.put_aside(name, progress[name].replay_lsn, reason)
-        self._say(f"{name} is set aside: {reason}")
+        self._say(f"{name} is set aside: {reason}", name)
 
     def _fail(self, error: PgcdcError) -> None:
         self.failure = self.failure or error
         self._say(f"failed: {error}")
 
-    def _say(self, message: str) -> None:
-        self._work.observer.progress("snapshot", message)
+    def _say(self, message: str, table: TableName | None = None) -> None:
+        fields = {} if table is None else {"table": str(table)}
+        self._work.observer.progress("snapshot", message, **fields)

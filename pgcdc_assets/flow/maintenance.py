@@ -94,7 +94,7 @@ class Thinning:
         with contained() as failed:
             work.target.delete_unneeded(name, promised, retention.GRACE, lambda: True)
         if failed.reason is not None:
-            work.observer.progress("maintain", f"the old versions of {name} stay: {failed.reason}")
+            work.observer.progress("maintain", f"the old versions of {name} stay: {failed.reason}", table=str(name))
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _refuse(work: Work, name: TableName) -> None:
 
 def _forgotten(work: Work, name: TableName) -> Forgotten:
     of_feed, of_mirror = work.feeds.remove(name), work.target.forget(name)
-    work.observer.progress("forget", f"table {name}: its mirror and feed are deleted")
+    work.observer.progress("forget", f"table {name}: its mirror and feed are deleted", table=str(name))
     return Forgotten(name, of_feed[0] + of_mirror.files, of_feed[1] + of_mirror.bytes)
 
 

@@ -235,7 +235,7 @@ class RunRanges:
             if (rows.relation_id, rows.why) not in self._reported:
                 self._reported.add((rows.relation_id, rows.why))
                 what = f"rows of {rows.name} go into no mirror: {rows.why}"
-                self._work.observer.progress("transform", what, lsn=str(span.lsns.start))
+                self._work.observer.progress("transform", what, table=str(rows.name), lsn=str(span.lsns.start))
 
 
 def merge_files(work: Work, report: RangeReport) -> None:
@@ -254,7 +254,8 @@ def _merge_feed(work: Work, entry: TableRecord) -> None:
         work.feeds.open(entry.table).compact(entry.replay_lsn)
     if failed.reason is not None:
         work.observer.progress("apply", f"the change feed of {entry.table.name} is not merged: {failed.reason}; "
-                               "`pgcdc repair` of the ranges that it holds derives them again")  # fmt: skip
+                               "`pgcdc repair` of the ranges that it holds derives them again",
+                               table=str(entry.table.name))  # fmt: skip
 
 
 def range_report(

@@ -54,7 +54,7 @@ class StructureChanges:
                 progress.refuse(now, reason)
             case SetAside(reason) if record.unread is not None:
                 progress.put_aside(name, record.replay_lsn, reason)
-                self._say("apply", f"{name} is set aside: {reason}", record.replay_lsn)
+                self._say("apply", f"{name} is set aside: {reason}", name, record.replay_lsn)
             case SetAside(reason):
                 if record.followed or record.reason != reason:
                     progress.put_aside(name, self._work.log.position(), reason)
@@ -92,7 +92,9 @@ class StructureChanges:
         assert record.former is not None
         self._work.progress.reshaping(record.table.name)
         what = f"was called {record.former}"
-        self._say("watch", f"table {record.table.name}: {what}, and its mirror goes on under the new name")
+        self._say(
+            "watch", f"table {record.table.name}: {what}, and its mirror goes on under the new name", record.table.name
+        )
         change = partial(self._work.target.rename, record.former, record.table, record.version, record.replay_lsn)
         self._in_progress.append((MirrorChange(record.table, what, record.former), self._pool.submit(change)))
 
@@ -131,14 +133,14 @@ class StructureChanges:
             return False
         if change.failure is not None and progress[name].followed:
             progress.put_aside(name, progress[name].replay_lsn, change.failure)
-            self._say("watch", f"{name} is set aside: {change.failure}")
+            self._say("watch", f"{name} is set aside: {change.failure}", name)
             return False
         before, after = progress[name].table, change.after
         if not progress.reshaped(after, change.version):
             return False
         since = Lsn(after.descent.since)
         self._report(change, before, since)
-        self._say("watch", f"table {name}: {change.what}; {_done(before, after)}, as of {since}", since)
+        self._say("watch", f"table {name}: {change.what}; {_done(before, after)}, as of {since}", name, since)
         return True
 
     def _renamed(self, change: MirrorChange, former: TableName, seen_at: Lsn) -> bool:
@@ -150,7 +152,7 @@ class StructureChanges:
         self._work.feeds.restart_if_unreadable(change.after)
         self._work.feeds.open(change.after).end_at(progress[name].replay_lsn)
         if change.failure is not None:
-            self._say("watch", f"table {name} is copied: the mirror of {former} cannot go on: {change.failure}")
+            self._say("watch", f"table {name} is copied: the mirror of {former} cannot go on: {change.failure}", name)
             progress.request_copy([name])
         if not progress.renamed(name, former, change.version):
             return False
@@ -163,8 +165,9 @@ class StructureChanges:
             StructureChange(name, change.what, before, after, since, False, change.version)
         )
 
-    def _say(self, stage: str, what: str, lsn: Lsn | None = None) -> None:
-        self._work.observer.progress(stage, what, **({} if lsn is None else {"lsn": str(lsn)}))
+    def _say(self, stage: str, what: str, table: TableName, lsn: Lsn | None = None) -> None:
+        at = {} if lsn is None else {"lsn": str(lsn)}
+        self._work.observer.progress(stage, what, table=str(table), **at)
 
 
 def _done(before: Table, after: Table) -> str:

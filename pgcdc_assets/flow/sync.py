@@ -87,8 +87,9 @@ class Sync:
         self._stream.take_events()
         moved = self._stream.complete_to > before
         self._read_operator()
+        complete = self._stream.complete_to
         if self._stream.arrived and not arrived:
-            self._work.observer.progress("receive", f"the log is complete to {self._stream.complete_to}")
+            self._work.observer.progress("receive", f"the log is complete to {complete}", lsn=str(complete))
         moved |= self._take_structure_changes()
         moved |= self._take_copies()
         moved |= self._turns.turn(paused=self._paused, gathers=not (self.following or self.copying))

@@ -74,7 +74,7 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
         partitions = [batch.partitions for batch in span.batches if batch.end > entry.replay_lsn]
         if any(oid in of_root for leaves in partitions for of_root in leaves.values()):
             what = "it was a partition for a while, and its rows came as those of the table that it was attached to"
-            work.observer.progress("watch", f"table {name}: {what}")
+            work.observer.progress("watch", f"table {name}: {what}", table=str(name))
             work.progress.hold(name, UnreadRows(Strange.ATTACHED, what))
         elif any(set(leaves.get(oid, ())) - known_leaves(entry.table) for leaves in partitions):
             what = "a partition came, and rows with it, which may have gone as it was dropped or detached"
@@ -99,12 +99,12 @@ def _derive_and_apply(
         if end.unread:
             work.progress.hold(name, UnreadRows(Strange.STRUCTURE, end.reason))
             what = f"{name} is paused until the next catalog check: {end.reason}"
-            work.observer.progress("apply", what, lsn=str(end.lsn))
+            work.observer.progress("apply", what, table=str(name), lsn=str(end.lsn))
     failed = {name: (end.lsn, end.reason) for name, end in ended.items() if not end.unread}
     failed |= {result.table.name: result.set_aside for result in applied if result.set_aside is not None}
     for name, (lsn, reason) in failed.items():
         work.progress.put_aside(name, lsn, reason)
-        work.observer.progress("apply", f"{name} is set aside: {reason}", lsn=str(lsn))
+        work.observer.progress("apply", f"{name} is set aside: {reason}", table=str(name), lsn=str(lsn))
     return done, outrun, seconds
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from pgcdc_assets import logs
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked
@@ -141,7 +142,8 @@ class Turns:
     def _take(self, log: LogSpan, step: TakeTurn) -> bool:
         """Take a turn and publish a point. Returns whether the turn changed anything, or made the requested point."""
         progress = self._work.progress
-        turn = take_turn(self._work, log, step.upto, self._entries(step.tables))
+        with logs.about(lsn=str(step.upto)):
+            turn = take_turn(self._work, log, step.upto, self._entries(step.tables))
         messages = take_messages(self._work, log, step.upto)
         self._ranges.count(log, turn)
         self._check_unread_rows()
@@ -178,7 +180,9 @@ class Turns:
         for name, what in self._work.progress.changed.items():
             if name not in self._reported:
                 self._reported.add(name)
-                self._work.observer.progress("watch", f"the mirror of {name} is not what the source has: {what}")
+                self._work.observer.progress(
+                    "watch", f"the mirror of {name} is not what the source has: {what}", table=str(name)
+                )
 
     def _entries(self, names: Sequence[TableName]) -> list[TableRecord]:
         return [self._work.progress[name] for name in names]

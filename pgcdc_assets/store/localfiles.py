@@ -13,10 +13,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -29,6 +30,7 @@ once, or cannot be made durable."""
 
 OWNER_ONLY: Final = 0o700
 _LOG_BYTES: Final = 10 << 20
+_ROTATE_SECONDS: Final = 10.0
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -96,5 +98,37 @@ def private_log(path: Path) -> IO[bytes]:
     private_folder(path.parent)
     with suppress(FileNotFoundError):
         if path.stat().st_size > _LOG_BYTES:
-            path.replace(path.with_name(f"{path.name}.1"))
+            path.replace(_earlier(path))
     return path.open("ab")
+
+
+def rotate(path: Path) -> None:
+    """Move the content of a log above 10 MiB to ``<name>.1``, while processes go on to write it. Java and the receiver
+    hold the file open, so it keeps its name: the content is copied, and the file is emptied. Lines that come in between
+    are lost."""
+    with suppress(OSError):
+        if path.stat().st_size > _LOG_BYTES:
+            shutil.copyfile(path, _earlier(path))
+            os.truncate(path, 0)
+
+
+@contextmanager
+def rotated(path: Path) -> Iterator[None]:
+    """Rotate a log from time to time during the block."""
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.wait(_ROTATE_SECONDS):
+            rotate(path)
+
+    thread = threading.Thread(target=work, name="log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _earlier(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")

@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 from typing import IO
 
+from pgcdc_assets import logs
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import PgcdcError, ReceiverDied
@@ -53,9 +54,10 @@ class ReceiverProcess:
         storage.assure(self._layout.root)
         # The receiver is in its own session, so a terminal's interrupt (SIGINT) reaches only this process, which then
         # stops the receiver at a boundary.
+        logging, descriptors = logs.for_child()
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "pgcdc_assets.log.receive.process"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, **_ALLOCATION},
+            [sys.executable, "-m", "pgcdc_assets.log.receive.process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            start_new_session=True, env={**os.environ, **_ALLOCATION, **logging}, pass_fds=descriptors,
         )  # fmt: skip
         assert self._child.stdout is not None
         threading.Thread(target=self._read, args=(self._child.stdout,), name="receiver-events", daemon=True).start()

@@ -5,6 +5,7 @@ has died, and the process stops at a boundary."""
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import select
 import signal
@@ -13,10 +14,13 @@ import threading
 import time
 import traceback
 
+from pgcdc_assets import logs
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.errors import ROOM, MachineError, PgcdcError, ReceiverDied
 from pgcdc_assets.log.receive.connections import Orders, Receiving
 from pgcdc_assets.log.receive.messages import Event, ReceiverSettings, error_line, event_line
+
+_log = logging.getLogger(__name__)
 
 _ALONE_SECONDS = 1.0
 """How many seconds the process may run after its parent has died. A command must end within ten seconds, and the parent
@@ -50,8 +54,14 @@ def _end_with_parent(descriptor: int) -> None:
     os._exit(1)
 
 
+def _frames(error: Exception) -> list[str]:
+    """Where an error happened, without its message."""
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+
+
 def main() -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    logs.begin_in_child(stage="receive", process="receiver")
     threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), name="parent", daemon=True).start()
     orders = Orders(sys.stdin.fileno())
     line = orders.first_line()
@@ -79,7 +89,7 @@ def main() -> int:
         return 1
     except Exception as error:  # noqa: BLE001 - the last place that can say what happened
         # Print where the error happened, but not its message, which might quote a row.
-        traceback.print_tb(error.__traceback__)
+        _log.error("the receiver ended by %s", type(error).__name__, extra={"trace": _frames(error)})
         _write_line(error_line(ReceiverDied(f"ended by {type(error).__name__}", thing="receiver")))
         return 1
     return 0
