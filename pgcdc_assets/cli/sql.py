@@ -13,6 +13,7 @@ import click
 
 from pgcdc_assets.cli.arguments import PointType
 from pgcdc_assets.cli.console import say
+from pgcdc_assets.cli.help import examples
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.settings import Settings
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 
-@click.command()
+@click.command(epilog=examples('pgcdc sql "SELECT count(*) FROM orders"', 'pgcdc sql --at 0/16B3748 "FROM shop.orders"'))
 @click.argument("query")
 @click.option("--at", type=PointType(), help="An LSN, or a time like 2026-11-27T14:00. Default: the newest point.")
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True,

@@ -23,5 +23,6 @@ requests    what the operator and verify ask of a running sync
 outage      pauses while the source is unreachable
 boundary    makes a point at the LSN of a snapshot, for verify
 ownlake     refuses a lake that is not the project's own
+spans       spans of OpenTelemetry for each turn
 lock        one writer per lake                 reports     the results of a run, and its observers
 """

@@ -203,8 +203,8 @@ class RunRanges:
     def due(self) -> bool:
         return self._open.due
 
-    def count(self, log: LogSpan, turn: Turn) -> None:
-        """Count a turn of all tables, with its batches."""
+    def count(self, log: LogSpan, turn: Turn) -> list[BatchSummary]:
+        """Count a turn of all tables, with its batches; returns these batches."""
         batches = log.ending_within(self._counted, turn.upto)
         if batches:
             self._counted = batches[-1].end
@@ -213,6 +213,7 @@ class RunRanges:
             self.rows += sum(sum(kinds.values()) for batch in batches for kinds in batch.counts.values())
             self._report_untaken(log.part(LsnRange(batches[0].start, batches[-1].end)))
         self.count_late(turn)
+        return batches
 
     def count_late(self, turn: Turn) -> None:
         """Count a turn of late tables, whose batches were counted already in a turn of the other tables."""

@@ -71,6 +71,7 @@ class Sync:
                 self._structure.cancel()
             finally:
                 self._stream.stop()
+                self._turns.close()
         self._take_committed()
         if self._lost is None:
             self._ranges.close()

@@ -3,6 +3,7 @@ structure arrive, the catalog is checked and the mirrors get the new structure."
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from pgcdc_assets.flow.decide import PointDue, TablePosition, TakeLateTurn, Take
 from pgcdc_assets.flow.messages import messages_at, take_messages
 from pgcdc_assets.flow.ranges import RunRanges
 from pgcdc_assets.flow.requests import VerifyRequests
+from pgcdc_assets.flow.spans import turn_spans
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.flow.work import Work
@@ -39,6 +41,7 @@ class Turns:
         self._succeed = succeed
         self.requests = VerifyRequests(work.layout)
         self._follow = follow
+        self._spans = turn_spans(work.observer)
         self._reported: set[TableName] = set()
         """Tables for which this run has reported changes by another writer."""
         self._blocked: str | None = None
@@ -76,6 +79,10 @@ class Turns:
         if carried or self._catalog.seen_at != before:
             self.point.mark_due()
         return True
+
+    def close(self) -> None:
+        if self._spans is not None:
+            self._spans.close()
 
     def begin_copies(self) -> None:
         """Begin the copies that wait. After the receiver has ended, a copy could not catch up, so the next run makes
@@ -141,11 +148,13 @@ class Turns:
 
     def _take(self, log: LogSpan, step: TakeTurn) -> bool:
         """Take a turn and publish a point. Returns whether the turn changed anything, or made the requested point."""
-        progress = self._work.progress
+        progress, began = self._work.progress, time.time()
+        start = progress.replay_lsn
         with logs.about(lsn=str(step.upto)):
             turn = take_turn(self._work, log, step.upto, self._entries(step.tables))
         messages = take_messages(self._work, log, step.upto)
-        self._ranges.count(log, turn)
+        batches = self._ranges.count(log, turn)
+        applied = time.time()
         self._check_unread_rows()
         if step.exact:
             progress.reread_versions()
@@ -154,6 +163,8 @@ class Turns:
             if not self.point.due:
                 self._succeed()
         self._stream.report_apply(progress.replay_lsn)
+        if self._spans is not None and turn.tables:
+            self._spans.record(began, start, turn, batches, applied)
         return bool(turn.tables or messages.count) or (step.exact and not self.point.due)
 
     def _check_unread_rows(self) -> None:
