@@ -9,4 +9,6 @@ health      the input and output of the health rules: facts and problems
 problemcodes  the codes of the problems
 report      the results of a comparison
 positions   the stream's positions
+lag         how far each table is behind the source
+pending     the oldest transaction that a mirror lacks
 """

@@ -102,6 +102,11 @@ class TableDocument(TypedDict):
     """``waiting``, ``copying``, ``catching_up``, ``streaming`` or ``set_aside``."""
     replay_lsn: str | None
     """The mirror holds all transactions that end at or below this LSN."""
+    lag_bytes: int | None
+    """WAL of the source above ``replay_lsn``, of all tables."""
+    lag_seconds: float | None
+    """How long the oldest transaction that the mirror lacks has waited; 0 if the mirror lacks none. While nobody
+    receives, what the source has written since is not known: then at most this. Null without a position."""
     reason: str | None
     """Why the table waits, was set aside, or is not what the source has."""
 
@@ -161,6 +166,8 @@ class _StatusDocument(TypedDict):
     """The lowest position of the followed tables."""
     lag_bytes: int | None
     """WAL of the source above ``replay_lsn``."""
+    lag_seconds: float | None
+    """The largest ``lag_seconds`` of the followed tables."""
     in_progress: InProgressDocument | None
     prepared: list[PreparedDocument]
     hold: HoldDocument | None

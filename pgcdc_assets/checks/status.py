@@ -4,6 +4,7 @@ setup, without a lake, without the source, and during a sync. A part that cannot
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -22,6 +23,7 @@ from pgcdc_assets.checks.documents import (
     StatusDocument,
 )
 from pgcdc_assets.checks.health import Facts, MessageFacts, Problem, Severity, TableFacts, problem_of
+from pgcdc_assets.checks.lag import Lag, lags
 from pgcdc_assets.checks.lake_facts import read_tables, with_lake, with_log
 from pgcdc_assets.checks.problemcodes import ProblemCode
 from pgcdc_assets.checks.source_facts import read_source
@@ -29,6 +31,7 @@ from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import (
@@ -88,8 +91,18 @@ class Status:
     """See :attr:`Facts.at_work`."""
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
     """When the facts were read."""
+    lags: Mapping[TableName, Lag] = field(default_factory=dict)
+    """How far each table with a position is behind the source."""
     uncopied: int = 0
     """The number of tables without a mirror that the next run of the sync will copy."""
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """The largest lag of the followed tables; None if it is not known."""
+        found = [self.lags[table.name].seconds for table in self.tables
+                 if table.state.readable and table.name in self.lags]  # fmt: skip
+        known = [seconds for seconds in found if seconds is not None]
+        return max(known) if known and len(known) == len(found) else None
 
     @property
     def ok(self) -> bool:
@@ -106,6 +119,7 @@ class Status:
             "transform_lsn": _text(self.transform_lsn),
             "replay_lsn": _text(self.replay_lsn),
             "lag_bytes": self.lag_bytes,
+            "lag_seconds": _seconds(self.lag_seconds),
             "in_progress": _in_progress_json(self.in_progress),
             "prepared": [_prepared_json(transaction) for transaction in self.prepared],
             "hold": None if self.hold is None else {"by": str(self.hold.by or ""), "lsn": _text(self.hold.lsn)},
@@ -114,6 +128,8 @@ class Status:
                     "name": str(table.name),
                     "state": str(table.state),
                     "replay_lsn": _text(table.replay_lsn),
+                    "lag_bytes": self.lags.get(table.name, Lag()).bytes,
+                    "lag_seconds": _seconds(self.lags.get(table.name, Lag()).seconds),
                     "reason": table.reason,
                 }
                 for table in self.tables
@@ -159,8 +175,16 @@ def status(settings: Settings) -> Status:
     prepared, damaged = _prepared(settings.layout)
     told = _status(facts, problems(facts, [*unread, *more, *damaged, *_nameless(settings.layout)]))
     return replace(
-        told, in_progress=announced(settings.layout), prepared=tuple(prepared), hold=verify_request(settings.layout)
-    )
+        told, in_progress=announced(settings.layout), prepared=tuple(prepared), hold=verify_request(settings.layout),
+        lags=_lags(facts, settings.layout),
+    )  # fmt: skip
+
+
+def _lags(facts: Facts, layout: Layout) -> dict[TableName, Lag]:
+    """The lag of each table; empty if the log cannot be read, which is a problem of its own."""
+    with suppress(PgcdcError, OSError):
+        return lags(facts, layout)
+    return {}
 
 
 def problems(facts: Facts, unread: Iterable[Problem] = ()) -> list[Problem]:
@@ -298,6 +322,10 @@ def _outcome_json(outcome: Outcome) -> OutcomeDocument:
     found: Any = outcome.to_json()
     document: OutcomeDocument = found
     return document
+
+
+def _seconds(lag: float | None) -> float | None:
+    return None if lag is None else round(lag, 1)
 
 
 def _text(lsn: Lsn | None) -> str | None:

@@ -17,6 +17,7 @@ from pgcdc_assets.project import required_catalog
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
+    from pgcdc_assets.checks.documents import StatusDocument
     from pgcdc_assets.checks.report import TableReport, VerifyReport
     from pgcdc_assets.checks.status import Status
     from pgcdc_assets.flow.boundary import SyncTo
@@ -169,6 +170,11 @@ def _in_progress(found: Announcement) -> str:
     return f"{number}; the oldest, xid {found.xid}, for {span(found.age)}, from {found.lsn} on"
 
 
+def _late(data: StatusDocument) -> str:
+    seconds = data["lag_seconds"]
+    return f", {seconds:,.1f} s" if seconds else ""
+
+
 def print_status(found: Status) -> None:
     """Print the positions, the tables, and what is wrong, on stdout."""
     data = found.to_json()
@@ -192,7 +198,9 @@ def print_status(found: Status) -> None:
         what = f"xid {kept['xid']}, {kept['changes']:,} changes, since {kept['prepared']}"
         say(f"prepared             {visible(kept['gid'])}: {what}")
     say(f"transform_lsn        {data['transform_lsn'] or '-'}")
-    behind = "" if data["lag_bytes"] is None else f"  ({data['lag_bytes']:,} bytes of WAL behind the source)"
+    behind = (
+        "" if data["lag_bytes"] is None else f"  ({data['lag_bytes']:,} bytes of WAL behind the source{_late(data)})"
+    )
     say(f"replay_lsn           {data['replay_lsn'] or '-'}{behind}")
     if "messages" in data:
         reason = f"  {data['messages']['reason']}" if data["messages"]["reason"] else ""

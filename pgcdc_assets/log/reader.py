@@ -4,7 +4,7 @@ nor a JVM, and works while a receiver is running."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Self
@@ -175,7 +175,22 @@ class ChangeLog:
             with reading(f"commit of change log {self.path}", LogCorrupt):
                 known = {file.path: segment or _segment(self.path, file) for file, segment in files}
             self._known = version.number, known
+            names = {segment.path.name for segment in known.values()}
+            self._summaries = {name: found for name, found in self._summaries.items() if name in names}
         return list(known.values())
+
+    def written(self, batches: Sequence[BatchSummary]) -> dict[Lsn, datetime]:
+        """When each batch became durable, by the batch's end. Batches whose files were merged are left out."""
+        if not batches:
+            return {}
+        noted = self._noted(batches[0].start, batches[-1].end)
+        return {segment.batch_end: segment.written for segment in noted if segment.first_batch_end == segment.batch_end}
+
+    def in_order(self, after: Lsn) -> Iterator[tuple[Segment, tuple[BatchSummary, ...]]]:
+        """The files with notes of batches that end above ``after``, in the order of the batches. A file is read when
+        the iterator comes to it."""
+        for segment in sorted(self._noted(after, None), key=lambda segment: segment.batch_end):
+            yield segment, self._summaries_in(segment)
 
     def shapes(self, span: LsnRange) -> dict[int, Shape]:
         """The shapes (the columns of a relation with their types) of all rows in the span, by ``schema_id``. Reads only

@@ -98,7 +98,7 @@ def test_before_setup_status_advises_setup(project: Project) -> None:
     assert document.pop("version") == version("pgcdc_assets")
     assert document == {
         "ok": False, "slot": {}, "at_work": None, "transform_lsn": None, "replay_lsn": None, "lag_bytes": None,
-        "in_progress": None, "prepared": [], "hold": None, "tables": [],
+        "lag_seconds": None, "in_progress": None, "prepared": [], "hold": None, "tables": [],
         "problems": [{"severity": "error", "code": "not_set_up", "what": "project is not set up",
                       "do": "run `pgcdc setup`"}], "last": {},
     }  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 
 from pgcdc_assets.store import storage
 from tests.cli.conftest import Shell, traces
+from tests.jsondocuments import checked
 
 ROWS = 20_000
 
@@ -30,7 +31,7 @@ def test_setup_reports_tables_and_bytes_of_a_first_copy(filled: Shell) -> None:
         row = conn.execute("SELECT pg_table_size('p1') + pg_table_size('a') + pg_table_size('b')").fetchone()
     assert row is not None
     document, _ = json.JSONDecoder().raw_decode(filled.pgcdc("setup", "--json"))
-    assert document["copy_bytes"] == row[0] > 3_000_000
+    assert checked("setup", document)["copy_bytes"] == row[0] > 3_000_000
     assert re.search(
         r"^3 tables are published, \d\.\d MiB on the source; run `pgcdc sync`$", filled.pgcdc("setup"), re.M
     )
