@@ -4,16 +4,17 @@ import os
 
 import dagster as dg
 
+from pgcdc_assets import logs
 from pgcdc_assets.defs.pipeline import pipeline
 from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.project import SENSOR_ON, enter_project, load_catalog
 
-_LOGGERS = {"text": {}, "json": {"console": dg.json_console_logger}}
-"""What Dagster itself writes of a run on stderr."""
+_LOGGERS = {logs.JSON: {"console": dg.json_console_logger}}
+"""What Dagster itself writes of a run on stderr, where it is not as Dagster's default."""
 
 settings = enter_project()
 # The number of cores limits runs of the pipeline, not the number of processes. So one process per run is enough.
 defs = dg.Definitions.merge(
     pipeline(Replication(settings, running=os.environ.get(SENSOR_ON) == "on"), load_catalog(settings.catalog_file)),
-    dg.Definitions(executor=dg.in_process_executor, loggers=_LOGGERS[settings.log_format]),
+    dg.Definitions(executor=dg.in_process_executor, loggers=_LOGGERS.get(settings.log_format)),
 )

@@ -233,3 +233,18 @@ def test_a_code_location_without_a_project_logs_a_warning(
 def test_the_files_of_the_checkout_equal_the_files_that_commands_write() -> None:
     assert (ROOT / "dagster.yaml").read_text() == INSTANCE_YAML
     assert (ROOT / "workspace.yaml").read_text() == WORKSPACE_YAML
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_runs_of_a_project_with_json_logs_write_dagsters_own_json(tmp_path: Path, form: str) -> None:
+    save_catalog(catalog_of(("public", "orders")), tmp_path / CATALOG_FILE)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r});"
+        "from pgcdc_assets.definitions import defs; import dagster as dg;"
+        "jobs = [job for job in defs.get_repository_def().get_all_jobs() if not job.name.startswith('__')];"
+        "found = {job.loggers.get('console') is dg.json_console_logger for job in jobs};"
+        f"assert found == {{{form == 'json'}}}, found"
+    )
+    variables = {**os.environ, "PGCDC_LOG_FORMAT": form}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=variables, check=True, timeout=60)
