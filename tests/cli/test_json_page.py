@@ -7,12 +7,10 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import Shell
 
 
-def test_the_program_in_the_docs_prints_problems_and_lags(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_in_the_docs_prints_problems_and_lags(shell: Shell) -> None:
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.S)
     shell.pgcdc("setup")
@@ -20,6 +18,6 @@ def test_the_program_in_the_docs_prints_problems_and_lags(shell: Shell, capsys: 
         conn.execute("DROP TABLE b")
     shell.patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     exec(program, {})
-    printed = capsys.readouterr().out.splitlines()
+    printed = shell.streams.readouterr().out.splitlines()
     assert printed[0].startswith("error table_unpublished table public.b is not published any more")
     assert printed[-2:] == ["public.a waiting None", "public.b waiting None"]

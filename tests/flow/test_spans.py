@@ -82,14 +82,14 @@ def seconds(span: Span) -> float:
 
 
 def test_a_turn_has_a_span_for_each_stage_and_table(collector: Collector) -> None:
+    spans = turn_spans(Silent())
+    assert spans is not None
     now = time.time()
     batch = BatchSummary(
         Lsn(1), Lsn(9), 1, 2, 5, datetime.fromtimestamp(now - 30, UTC), datetime.fromtimestamp(now - 29, UTC),
         {}, {}, 10, {}, (),
     )  # fmt: skip
     tables = [TableTurn(T, Lsn(9), 1, inserted=3, changes={"insert": 4}, seconds_apply=1.0), TableTurn(U, Lsn(9), 2)]
-    spans = turn_spans(Silent())
-    assert spans is not None
     spans._ended = now - 60
     spans.record(now - 5, Lsn(1), Turn(Lsn(9), tables, {"transform": 2.0, "apply": 2.0}), [batch], now - 1)
     spans.close()
@@ -150,6 +150,7 @@ def test_a_receiver_that_does_not_answer_does_not_stop_the_run(monkeypatch: pyte
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_sync_sends_its_turns(rig: Rig, collector: Collector) -> None:
     rig.setup()

@@ -209,7 +209,10 @@ def test_a_probe_leaves_nothing(folder: Location) -> None:
 
 def test_a_folder_of_this_machine_has_a_limit(tmp_path: Path) -> None:
     there = storage.free_bytes(Location.of(tmp_path / "not" / "yet"))
-    assert there == storage.free_bytes(Location.of(tmp_path))
+    here = storage.free_bytes(Location.of(tmp_path))
+    assert there is not None
+    assert here is not None
+    assert abs(there - here) < 1 << 30, "other processes write"
     assert storage.free_bytes(lake_in_memory()) is None
     assert list(tmp_path.iterdir()) == []
 
