@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 
-@click.command(epilog=examples('pgcdc sql "SELECT count(*) FROM orders"', 'pgcdc sql --at 0/16B3748 "FROM shop.orders"'))
+@click.command(
+    epilog=examples('pgcdc sql "SELECT count(*) FROM orders"', 'pgcdc sql --at 0/16B3748 "FROM shop.orders"')
+)
 @click.argument("query")
 @click.option("--at", type=PointType(), help="An LSN, or a time like 2026-11-27T14:00. Default: the newest point.")
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True,
