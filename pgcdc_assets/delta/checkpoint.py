@@ -85,8 +85,8 @@ def write_checkpoint(folder: Location, version: int) -> Made:
 
 
 def _clean_up(log: Location, retention: timedelta) -> None:
-    """Delete old files of the log: those below the newest checkpoint that is older than ``retention``. Every version at
-    or above this checkpoint stays readable. Also deletes staged commits of killed writers."""
+    """Delete the files of versions below the newest checkpoint that is older than ``retention``. Every version at or
+    above this checkpoint stays readable. Also deletes staged commits of killed writers."""
     now = time.time()
     entries = storage.list_after(log)
     before = now - retention.total_seconds()

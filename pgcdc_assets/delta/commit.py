@@ -3,9 +3,9 @@
 A commit is one JSON file in the table's log, as the protocol defines. It is created completely or not at all, and never
 under a number that another writer has already used.
 
-The content of each file is durable before a commit names the file: tasks make their data files durable, this module
-deletion vectors and commits. File names become durable later, when :func:`settle` syncs the folders of all tables of a
-turn together.
+The content of each file is durable before a commit names the file. Tasks make their data files durable. This module
+makes deletion vectors and commits durable. File names become durable later, when :func:`settle` syncs the folders of
+all tables of a turn together.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -35,7 +35,7 @@ FEATURES: Final = frozenset({
     "appendOnly", "changeDataFeed", "columnMapping", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
     "typeWidening", "variantType",
 })  # fmt: skip
-"""Table features of writers that our commits support without further work."""
+"""The writer features of a table that our commits support without further work."""
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
 _CHECKPOINT_EVERY: Final = 10
 """The number of commits between checkpoints if the table has no property for it. This is Delta's default."""
@@ -212,7 +212,7 @@ def _with_vector(file: Added, vector: Descriptor) -> Action:
 
 def loosened(stats: str) -> str:
     """Changes the statistics (JSON) of a file that loses rows: marks its bounds as not tight. Edits the JSON as text,
-    because a parsed decimal would become a float, and so a different bound, by which readers would skip rows."""
+    because a parsed decimal would become a float. The bound would then be different, and readers would skip rows."""
     text, told = _TIGHT.subn('"tightBounds":false', stats)
     if told:
         return text
@@ -244,7 +244,7 @@ def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
 
 
 def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
-    """The reason, as text, why the table's features do not allow to apply changes to it; None if they do."""
+    """Why changes cannot be applied to a table with these features, as text; None if they can be applied."""
     odd = sorted(table.features - FEATURES)
     if odd:
         return f"has a feature that changes cannot be applied to: {', '.join(odd)}"

@@ -46,7 +46,7 @@ from these, such as statistics by column."""
 _OUTSIDE: Final = re.compile(r"^/|:/|(^|/)\.\.(/|$)|[\x00\ud800-\udfff]")
 """Matches a path that is outside of the table's folder, or that cannot be a path."""
 _AHEAD: Final = 16
-"""How many commits are read at the same time, at most."""
+"""The most commits that are read at the same time."""
 
 T = TypeVar("T")
 
@@ -179,8 +179,7 @@ class DeltaLog:
             return self._told()
 
     def at(self, version: int) -> DeltaVersion:
-        """The table at this version. Raises LakeError if the log does not contain the version, or no longer contains
-        it."""
+        """The table at this version. Raises LakeError if the log does not contain the version."""
         with self._lock, reading(f"log of Delta table {self.folder}"):
             try:
                 self._seek(version)

@@ -64,8 +64,8 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
     actions = [_action(line, path) for line in content.removesuffix(b"\n").split(b"\n")]
     info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None) or {}
     engine, ended = str(info.get("engineInfo", "")), content.endswith(b"\n")
-    # A commit that was cut off between two lines looks complete, except that its last line may end in a different way
-    # than its writer ends last lines. This is known only for some writers.
+    # A commit that was cut off between two lines looks complete. Only the line break at its end may show the cut: some
+    # writers always end their last line with a line break, and some never do.
     if (ended and engine.startswith(_SEPARATES_LINES)) or (not ended and engine.startswith(_ENDS_LINES)):
         raise torn(path, "its last line does not end as its writer ends lines")
     if ACTIONS in info and str(info[ACTIONS]) != str(len(actions)):

@@ -77,7 +77,7 @@ class Columns:
         return replace(self, fields=fields)
 
     def commented_as(self, held: Columns, sources: Mapping[str, str]) -> Columns:
-        """These columns with the comments of ``held``. ``sources`` maps the name of a column here to its name in
+        """These columns with the comments of ``held``. ``sources`` maps a column's name here to its name in
         ``held``."""
         known = {field["name"]: _comment(field) for field in held.fields}
         fields = [{**field, "metadata": {**field["metadata"], **known.get(sources.get(field["name"], ""), {})}}

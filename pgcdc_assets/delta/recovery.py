@@ -1,7 +1,7 @@
 """Repairs a Delta log after a power cut. Runs under the lake's lock, before any process commits to the table. Versions
 that a consistent point names are durable. Files of later versions may be complete, incomplete or missing. All files of
-the log from the first incomplete version on are renamed, so that readers ignore them. The log continues from the
-version below, and the content of the lost versions is derived again."""
+the log from the first incomplete version on are renamed, so that readers ignore them. The log continues from the last
+complete version, and the content of the lost versions is derived again."""
 
 from __future__ import annotations
 

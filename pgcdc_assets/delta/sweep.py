@@ -55,7 +55,7 @@ class LogListing:
 
     @property
     def whole_since(self) -> int:
-        """The lowest version such that the log has every version at or above it. Below it there may be single promised
+        """The lowest version from which on the log has every version. Below it, the log may have single promised
         versions."""
         before = self.newest
         while before in self.commits:
@@ -96,7 +96,7 @@ def needed_files(listing: LogListing, versions: Collection[int], newest: int) ->
 
 
 class _Walk:
-    """Reads the states of ascending versions: by commits, or by a checkpoint at the start and where commits are
+    """Reads the states of ascending versions: from commits, or from a checkpoint at the start and where commits are
     missing."""
 
     def __init__(self, listing: LogListing) -> None:

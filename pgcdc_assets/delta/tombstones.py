@@ -46,7 +46,7 @@ def retention_properties(retention: timedelta) -> dict[str, str]:
 
 
 def missing_properties(configuration: Mapping[str, str], retention: timedelta) -> dict[str, str]:
-    """Those of :func:`retention_properties` that a mirror lacks, or whose value at the mirror is too short."""
+    """The :func:`retention_properties` that a mirror lacks, or whose value in the mirror is too short."""
     has = {name: _span(configuration.get(name)) or _NONE for name in (LOG, DELETED_FILES)}
     return {name: _interval(span) for name, span in _kept(retention).items() if has[name] < span}
 

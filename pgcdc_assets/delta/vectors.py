@@ -55,8 +55,7 @@ def read_vector(folder: Location, vector: Descriptor) -> BitMap64:
 
 
 def write_vectors(folder: Location, vectors: Sequence[BitMap64]) -> list[Descriptor]:
-    """Write the vectors to one new file. The content is durable when this returns. The file is unused until a commit
-    names it."""
+    """Write the vectors to one new file, whose content is durable when this returns. No commit names the file yet."""
     uuid = uuid4()
     found: list[Descriptor] = []
     content = bytearray(_VERSION)
@@ -75,7 +74,7 @@ def write_vectors(folder: Location, vectors: Sequence[BitMap64]) -> list[Descrip
 
 
 def kept(rows: int, vector: BitMap64 | None) -> NDArray[np.bool_]:
-    """For each row of a file, whether the row is not deleted. ``rows``: the number of rows in the file."""
+    """Marks the rows of a file that are not deleted. ``rows``: the number of rows in the file."""
     mask = np.ones(rows, dtype=bool)
     if vector is not None:
         mask[np.asarray(vector.to_array(), dtype=np.int64)] = False

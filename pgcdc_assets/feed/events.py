@@ -84,8 +84,7 @@ class Unfollowable:
 
 
 def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[RowChanges | Unfollowable]:
-    """Decodes a group, and yields its changes. Raises ProtocolError, with the LSN from ``lsns``, if a payload is
-    malformed."""
+    """Decodes a group, and yields its changes. Raises ProtocolError, with the LSN, if a payload is malformed."""
     encoding = Encoding.of(route.shape.encoding)
     try:
         found = {item.image: item for item in images(payload, kind, len(route.shape.columns), lsns, encoding=encoding)}
@@ -107,7 +106,7 @@ def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> I
 
 
 def _told(error: UndecodedValue, kind: RowKind, payload: pa.Array, route: Route, encoding: Encoding) -> ProtocolError:
-    """Makes an error that names the column and, if there is a key, the row's key, so that the operator can correct the
+    """Makes an error that names the column and, if possible, the row's key, so that the operator can correct the
     value."""
     row = images(payload.slice(error.row, 1), kind, len(route.shape.columns), encoding=encoding, shown=True)
     texts = {column.attnum: row[-1].text[at][0].as_py() for at, column in route.places}

@@ -102,8 +102,8 @@ def feed_file(path: Location, size: int) -> FeedFile:
 
 
 def trimmed(folder: Location, file: FeedFile, end: Lsn) -> FeedFile | None:
-    """Removes transactions at or above ``end`` from a file that no commit names yet: rewrites it if needed. Returns
-    None if no transaction is left."""
+    """Removes transactions at or above ``end`` from a file that no Delta commit names yet. Rewrites the file only if
+    needed. Returns None if no transaction is left."""
     if file.facts.commit_max < end:
         return file
     path, below = folder / file.name, pc.field(COMMIT_LSN) < int(end)
@@ -117,8 +117,7 @@ def trimmed(folder: Location, file: FeedFile, end: Lsn) -> FeedFile | None:
 
 
 def merged_file(folder: Location, files: Sequence[Added], schema: pa.Schema) -> FeedFile:
-    """Writes the rows of several feed files to one new file. Columns of ``schema`` that an older file lacks become
-    NULL."""
+    """Writes the rows of several feed files to one new file. Columns that an older file lacks become NULL."""
     writer = FeedWriter(folder, None, 1)
     for file in files:
         path = folder / file.path

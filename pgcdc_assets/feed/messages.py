@@ -67,7 +67,7 @@ _LENGTH: Final = 4
 
 @dataclass(frozen=True)
 class MessagesTaken:
-    """The number of messages that were derived from a span, and the bytes of their content."""
+    """The number of messages that the feed took from a span of the log, and the bytes of their content."""
 
     count: int = 0
     bytes: int = 0
@@ -77,7 +77,7 @@ class MessageFeed:
     """The message feed of one lake. Its Delta table does not exist before :meth:`begin`."""
 
     def __init__(self, layout: Layout, identity: Identity, encoding: Encoding = UTF8) -> None:
-        """``encoding``: the encoding of the source's texts. It is needed only to derive messages."""
+        """``encoding``: the encoding of the source's texts. It is needed only to decode messages of the log."""
         self.path = layout.messages
         self._encoding = encoding
         self._root = layout.root
@@ -130,8 +130,7 @@ class MessageFeed:
         self.settle()
 
     def advance(self, log: LogSpan, upto: Lsn) -> MessagesTaken:
-        """Adds the log's messages up to ``upto``, a boundary up to which the log is complete. They are durable when
-        this returns."""
+        """Adds the log's messages up to ``upto``, to which the log is complete. They are durable when this returns."""
         if upto <= self.complete_to:
             return MessagesTaken()
         files, taken = derived(self.path, log.part(LsnRange(self.complete_to, upto)), self._encoding)
@@ -156,8 +155,7 @@ class MessageFeed:
         return taken
 
     def settle(self) -> None:
-        """Makes all Delta commits durable, so that a power cut cannot remove messages that a consistent point
-        includes."""
+        """Makes all Delta commits durable, so that a power cut cannot remove messages of a consistent point."""
         settle([self.path])
 
     def sweep(self, grace: timedelta) -> int:

@@ -21,7 +21,7 @@ from pgcdc_assets.structure.rowshapes import Unreadable, alignment, table_of_row
 
 @dataclass(frozen=True)
 class Followed:
-    """A table whose changes are derived."""
+    """A table whose changes the transform writes to the table's feed."""
 
     table: Table
     """The table with the columns of its snapshot copy, and the columns that were added since the copy."""
@@ -37,7 +37,7 @@ class FeedPlan:
     """The table, including all columns that rows of the span have."""
     feed: FeedTable
     after: Lsn
-    """Where the table's part of the span begins."""
+    """The LSN at which the table's part of the span begins."""
     todo: LsnRange | None
     """The range to derive; None if the feed already contains everything. It may be larger than the span, because whole
     files are replaced."""
@@ -121,7 +121,7 @@ class _Placed:
     taken: list[Shape] = field(default_factory=list)
     """Shapes whose rows belong to the table."""
     leaves: dict[int, TableName | None] = field(default_factory=dict)
-    """By schema_id: the leaf partition to which the rows belong, by its name in the mirror."""
+    """By schema_id: the rows' leaf partition (its name at the snapshot copy); None if they belong to no leaf."""
     unread: dict[int, str] = field(default_factory=dict)
     """By schema_id: why rows with this shape end the table's feed."""
     relations: set[int] = field(default_factory=set)
@@ -174,8 +174,8 @@ class _Reading:
 
 
 def _after(span: LogSpan, table: Table, shapes: Sequence[Shape]) -> dict[int, Lsn]:
-    """Returns, by schema_id, an LSN below which no row of the span has this shape. This is the span's start, except for
-    shapes that occur only after the table's newest structure has begun within the span."""
+    """Returns, by schema_id, an LSN below which no row of the span has this shape: ``columns_since`` if it is inside
+    the span and no row below it has the shape, otherwise the span's start."""
     start, end = span.lsns.start, span.lsns.end
     found = dict.fromkeys((shape.schema_id for shape in shapes), start)
     since = table.columns_since

@@ -93,8 +93,7 @@ class Router:
 
 
 def known_leaves(table: Table) -> set[int]:
-    """Returns the OIDs of all leaf partitions that the table has had since its snapshot copy, including leaves whose
-    rows are not mirrored."""
+    """Returns the OIDs of all leaf partitions that the table has had since its snapshot copy, mirrored or not."""
     left = table.lineage.left if table.lineage is not None else ()
     return {*(leaf.oid for leaf in table.leaves), *(leaf.oid for leaf in table.outside), *left}
 

@@ -97,8 +97,7 @@ def feed_schema(table: Table) -> pa.Schema:
 
 @dataclass(frozen=True)
 class FeedFacts:
-    """Facts about the rows of a feed file, stored in the Parquet footer. These facts decide how the file is applied to
-    the mirror."""
+    """Facts about the rows of a feed file, stored in the Parquet footer. They decide how the file is applied."""
 
     commit_min: int
     commit_max: int
@@ -130,8 +129,7 @@ class FeedFacts:
 
 @dataclass(frozen=True)
 class FeedFile:
-    """One file of a feed. ``name`` is relative to the feed's folder, ``stats`` is the JSON of Delta's file
-    statistics."""
+    """One file of a feed. ``name`` is relative to the feed's folder, ``stats`` are Delta's file statistics as JSON."""
 
     name: str
     size: int

@@ -89,8 +89,7 @@ class FeedTable:
             span = wider
 
     def commit(self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = ()) -> None:
-        """Adds ``files``, which contain the changes of ``span``, and removes the ``replaced`` files, in one Delta
-        commit."""
+        """Adds ``files``, the changes of ``span``, and removes the ``replaced`` files, in one Delta commit."""
         covered = self.covered
         delta = self._prepared()
         if span.start <= covered.end and span.end >= covered.start:
@@ -105,8 +104,7 @@ class FeedTable:
         settle([self.path])
 
     def forget(self, upto: Lsn) -> int:
-        """Removes the files whose transactions are all below ``upto`` from the feed, which then begins at ``upto``.
-        Returns how many."""
+        """Removes the files whose transactions are all below ``upto``, the feed's new start. Returns how many."""
         if self._delta is None:
             return 0
         old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
@@ -205,8 +203,8 @@ class FeedTable:
 
 @dataclass(frozen=True)
 class Feeds:
-    """The change feeds of a lake during one run of the sync. Their Delta logs stay in memory, so to open a feed again
-    reads only new commits."""
+    """The change feeds of a lake during one run of the sync. Their Delta logs stay in memory, so opening a feed again
+    reads only new Delta commits."""
 
     layout: Layout
     identity: Identity

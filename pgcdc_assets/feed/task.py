@@ -101,8 +101,7 @@ class Derived:
 
 
 def derive(task: Derivation) -> Derived:
-    """Runs one task. If Spark runs a task several times, only the files that the successful attempt returns are
-    used."""
+    """Runs one task. If Spark runs it several times, only the files that the successful attempt returns are used."""
     work = _Work(task)
     try:
         for file in task.segments:

@@ -1,8 +1,8 @@
 """Derives the change feeds of tables from the rows of the log.
 
-Each turn runs one Spark job for all tables: each task reads some segments and writes a file per table. Then each feed
-gets one small Delta commit. Changes that a feed already contains (up to its ``changes_lsn``) are derived again only on
-request.
+Each turn (one pass of transform and apply) runs one Spark job for all tables. Each task of the job reads some segments
+and writes a file per table. Then each feed gets one small Delta commit. Changes that a feed already contains (up to its
+``changes_lsn``) are derived again only on request.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.tasks import run_tasks
 
 TASK_BYTES = 4 << 20
-"""A task gets at least this many bytes of segments (compressed), which takes about 0.3 s to decode."""
+"""A task gets at least this many bytes of compressed segments, which it decodes in about 0.3 s."""
 BUCKET_ROWS = 400_000
-"""At most about this many changes are in one bucket of keys, which a single task applies: about 300 MB of a wide table
-in memory."""
+"""A bucket of keys has at most about this many changes. One task applies it, and needs about 300 MB of memory for a
+wide table."""
 BUCKET_BYTES = 64 << 20
 """At most about this many bytes of messages are in one bucket. In memory they take three to four times as much."""
 MOST_BUCKETS = 256
@@ -133,7 +133,7 @@ def _derived(spark: SparkSession, span: LogSpan, plans: Sequence[FeedPlan]) -> d
 
 
 def grouped(segments: Sequence[Segment], most: int) -> list[list[Segment]]:
-    """Divides segments, in commit order, into at most ``most`` groups of about equal size, each of at least about
+    """Divides segments, in commit order, into at most ``most`` groups of similar size, each of at least about
     TASK_BYTES."""
     total = sum(segment.size for segment in segments)
     count = max(1, min(most, total // TASK_BYTES, len(segments)))
@@ -209,8 +209,7 @@ def _sizes(span: LogSpan, segments: Sequence[Segment]) -> list[_Size]:
 
 
 def _buckets(span: LogSpan, relations: frozenset[int], sizes: Sequence[_Size]) -> int:
-    """Returns the number of buckets for a table's keys, so that a bucket has about BUCKET_ROWS and BUCKET_BYTES at
-    most."""
+    """Returns the number of key buckets of a table, so that each has at most about BUCKET_ROWS and BUCKET_BYTES."""
     kinds = span.kinds(relations)
     rows = sum(kinds[kind] for kind in "IUD")
     if rows == kinds["I"] and not kinds["T"]:

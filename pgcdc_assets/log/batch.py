@@ -42,7 +42,7 @@ class PendingFrames:
 
     runs: list[FrameRun] = field(default_factory=list)
     size: int = 0
-    """An estimate of the bytes of memory for the frames, and later for their rows."""
+    """An estimate of memory in bytes: for the frames, and later for the rows that are made from them."""
     opening: OpenTransaction | None = None
 
     def append(self, run: FrameRun) -> None:
@@ -62,7 +62,7 @@ class PendingBatch:
     are filled and read only by the writing thread."""
 
     closed: PendingFrames = field(default_factory=PendingFrames)
-    """Frames of complete transactions. Earlier frames of the first transaction may be in ``staged``."""
+    """Frames of complete transactions. Earlier frames of the first of these transactions may be in ``staged``."""
     staged: list[StagedSegments] = field(default_factory=list)
     """Segments of complete transactions."""
     open: PendingFrames = field(default_factory=PendingFrames)
@@ -70,7 +70,7 @@ class PendingBatch:
     spilled: list[StagedSegments] = field(default_factory=list)
     """Segments of the open transaction."""
     since: float | None = None
-    """When the first complete transaction arrived; None without a complete transaction."""
+    """When the first complete transaction arrived; None if there is no complete transaction."""
     staged_size: int = 0
     spilled_size: int = 0
     """``staged_size`` and ``spilled_size``: bytes of the frames that were written to ``staged`` and ``spilled``."""
@@ -205,8 +205,7 @@ class BatchWriter:
         passed(FaultPoint.STREAM_SPILLED)
 
     def drop(self, content: InProgressContent) -> None:
-        """Delete the segments of a transaction that was in progress. The transaction was rolled back, or the log skips
-        it."""
+        """Delete the segments of a transaction in progress that was rolled back, or that the log skips."""
         for spilled in content.spilled:
             spilled.segment.draft.discard()
         passed(FaultPoint.STREAM_DROPPED)
@@ -255,8 +254,7 @@ class BatchWriter:
     def _in_memory(
         self, frames: PendingFrames, committed: Sequence[CommittedContent], staged: StagedSegments
     ) -> Iterator[Rows]:
-        """Yields the rows of the frames in memory. Also adds the segments of the ``committed`` transactions to
-        ``staged``."""
+        """Yields the rows of the frames in memory. Adds the segments of ``committed`` to ``staged``."""
         yield frames.rows(self._relations)
         for content in committed:
             part, rows = self._spill.committed(content)

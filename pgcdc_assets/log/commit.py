@@ -36,7 +36,7 @@ _PROPERTIES: Final = {
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
 ATTEMPTS: Final = 10
-"""How often a commit is tried. An attempt fails if a compaction commits at the same time."""
+"""How many times a commit is attempted. An attempt fails if a compaction commits at the same time."""
 
 
 def timeline_app_id(identity: Identity) -> str:
@@ -109,8 +109,8 @@ class LogWriter:
     """The only object that commits to the log. Used from one thread."""
 
     def __init__(self, path: Location, identity: Identity, leader: int | None = None) -> None:
-        """``leader``: the last leader that the log recorded (:attr:`ChangeLog.leader`) while our run of the sync held
-        the lake's lease. Raises LogConflict if the log has recorded a newer leader since then."""
+        """``leader``: the number of the last leader (:attr:`ChangeLog.leader`), as our run of the sync read it while it
+        held the lake's lease. Raises LogConflict if the log now has a newer leader."""
         self._path = path
         self._identity = identity
         # The list of files is not read, so that the receiver's memory does not grow with the log.
@@ -191,10 +191,10 @@ def shut_out(layout: Layout, leader: int) -> None:
     """Shut out a writer that has lost the lake's lease, by one Delta commit of the new leader on each table. ``leader``
     is higher than the number of any earlier leader.
 
-    The old writer may have been suspended or cut off, and may not know its loss. Its next commit to a table claims the
-    number after the newest version that it has seen, and fails if a commit with that number exists. So the new leader
-    first makes an empty commit on each table, beginning with the change log. After the failure the old writer checks
-    again who holds the lease. Its receiver, which holds no lease itself, sees the new leader in the log.
+    The old writer may have been suspended or cut off, and may not know that it has lost the lease. Its next commit to a
+    table claims the number after the newest version that it has seen, and fails if a commit with that number exists. So
+    the new leader first makes an empty commit on each table, beginning with the change log. After the failure the old
+    writer checks again who holds the lease. Its receiver, which holds no lease itself, sees the new leader in the log.
     """
     tables = _newest(layout.root)
     _log.warning("the last writer did not give the lake back: its commits are shut out of %d tables", len(tables))

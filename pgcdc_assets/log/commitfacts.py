@@ -61,8 +61,8 @@ class CommitFacts:
         }
 
     def within(self, low: int, high: int) -> Self:
-        """The facts that a file with rows of the subtransactions from ``low`` to ``high`` needs: only these aborted
-        xids. This keeps the tags short, because a transaction may have a million rollbacks and hundreds of files."""
+        """The facts for a file with subxids from ``low`` to ``high``, with only the aborted xids in this range. This
+        keeps the tags short: a transaction may have a million rollbacks and hundreds of files."""
         return replace(self, aborted=between(self.aborted, low, high))
 
     def fill(self, table: pa.Table) -> pa.Table:
@@ -106,7 +106,7 @@ class CommitFacts:
 
 
 def between(xids: tuple[int, ...], low: int, high: int) -> tuple[int, ...]:
-    """The xids from ``low`` to ``high``. ``xids`` is ascending."""
+    """The entries of ``xids`` (ascending) from ``low`` to ``high``, both included."""
     return xids[bisect_left(xids, low) : bisect_right(xids, high)]
 
 

@@ -35,7 +35,7 @@ class StagedSegments:
     """Each segment, with its :class:`CommitFacts` if its transaction was in progress when the segment was written."""
     tally: Tally = field(default_factory=Tally)
     kept: dict[PreparedKey, int] = field(default_factory=dict)
-    """Prepared transactions whose content was stored under ``_prepared/`` and is in these segments, with their
+    """Maps each prepared transaction whose content was stored under ``_prepared/``, and is in these segments, to its
     ``commit_lsn``."""
 
     def add(self, other: StagedSegments) -> None:
@@ -56,7 +56,7 @@ class SpilledSegment:
     """``lowest`` and ``highest``: the lowest and the highest ``subxid`` of the rows."""
 
     def to_json(self) -> dict[str, Any]:
-        """The segment as JSON for a manifest, which :meth:`of_json` reads, perhaps in another process."""
+        """The segment as JSON for a manifest. :meth:`of_json` reads it, perhaps in another process."""
         report, tally = self.segment.report, self.tally
         return {
             "file": report.path, "size": report.size, "rows": report.rows, "stats": report.stats,
@@ -78,8 +78,7 @@ class SpilledSegment:
         return cls(SegmentDraft(draft, report), tally, given["lowest"], given["highest"])
 
     def counted(self, aborted: tuple[int, ...]) -> int:
-        """The number of rows that remain in the segment if the subtransactions ``aborted`` (ascending) were rolled
-        back."""
+        """The number of the segment's rows that were not written by the subtransactions ``aborted`` (ascending)."""
         gone = between(aborted, self.lowest, self.highest)
         if not gone:
             return self.segment.report.rows
@@ -87,8 +86,7 @@ class SpilledSegment:
         return int((~np.isin(subxid, np.array(gone))).sum())
 
     def at(self, commit: CommitFacts) -> StagedSegments | None:
-        """The segment as part of the log, after the transaction has committed. None if all its rows were rolled
-        back."""
+        """The segment as part of the log, after the transaction's commit; None if all its rows were rolled back."""
         schema_ids = {provisional: commit.schema_ids[provisional] for provisional in sorted(self.tally.schema_ids)}
         facts = replace(commit.within(self.lowest, self.highest), schema_ids=schema_ids)
         if not facts.aborted:
@@ -116,7 +114,7 @@ class InProgressFrames:
     """The state of the transaction before these frames."""
     blocks: list[BlockFrames] = field(default_factory=list)
     size: int = 0
-    """An estimate of the bytes of memory for the frames, and later for their rows."""
+    """An estimate of memory in bytes: for the frames, and later for the rows that are made from them."""
 
     def rows(self, overlay: Overlay) -> Rows:
         """The rows of these frames. Releases the frames, so that memory holds their bytes only once."""
@@ -139,12 +137,12 @@ class InProgressContent:
     """Number of changes received, including changes that were rolled back."""
     spilled: list[SpilledSegment] = field(default_factory=list)
     spilled_size: int = 0
-    """Bytes of the frames that were written to these segments."""
+    """Bytes of the frames that were written to the segments in ``spilled``."""
 
     @classmethod
     def of(cls, transaction: PreparedTransaction) -> Self:
-        """The content of a prepared transaction without frames in memory: all of it was stored on disk after its
-        PREPARE."""
+        """The content of a prepared transaction. No frames are in memory, because all of them were stored on disk after
+        the PREPARE."""
         opening = OpenBlock(transaction.key.xid, transaction.changes, transaction.origin)
         return cls(InProgressFrames(opening), transaction.overlay, transaction.changes, spilled_size=transaction.bytes)
 

@@ -1,5 +1,5 @@
-"""Received replication frames in memory: unchanged bytes, and numpy arrays with the place and kind of each frame. The
-layouts are in :mod:`pgcdc_assets.protocol.layouts`."""
+"""Received replication frames in memory: unchanged bytes, and numpy arrays with the offset and kind of each frame. The
+byte layouts are in :mod:`pgcdc_assets.protocol.layouts`."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ IS_CHANGE = table_of_kinds(CHANGES)
 IS_CONTROL = table_of_kinds(kind for kind in CONTENT if kind not in ROWS)
 """Kinds of messages that are decoded one by one, because they are rare."""
 _FRAME_BYTES = 64
-"""Bytes of memory that are counted per frame in addition to the frame itself. With short rows, the columns of a segment
-take more memory than its messages."""
+"""Bytes that the estimate of memory adds to the length of each frame. With short rows, the columns of a segment take
+more memory than its messages."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,7 @@ class Brackets:
     end_lsn: Ints
 
     def part(self, start: int, end: int) -> Brackets:
-        """The messages in the frames from ``start`` up to but not including ``end``. Their new frame numbers count from
-        ``start``."""
+        """The messages in the frames from ``start`` to before ``end``. Their new frame numbers count from ``start``."""
         begun, ended = (slice(*np.searchsorted(at, (start, end))) for at in (self.begins, self.commits))
         return Brackets(
             self.begins[begun] - start,
@@ -100,8 +99,8 @@ class FrameRun:
 
     @classmethod
     def of(cls, frames: FrameBlock, first: int) -> FrameRun:
-        """Index XLogData frames, or rows of pg_logical_slot_get_binary_changes in this layout. ``first`` is the
-        stream's number of the first frame. Raises ProtocolError for frames of any other kind."""
+        """Index XLogData frames, or rows of pg_logical_slot_get_binary_changes that have the layout of XLogData.
+        ``first``: the number of the first frame in the stream. Raises ProtocolError for frames of any other kind."""
         raw, offsets, lengths = frames.raw, frames.offsets, frames.lengths
         octets = np.frombuffer(raw, np.uint8)
         begins = octets[offsets]
@@ -126,8 +125,7 @@ class FrameRun:
         return part
 
     def without(self, gone: NDArray[np.bool_]) -> FrameRun:
-        """The frames that are not marked in ``gone``. Copies their bytes, so that the memory of the marked frames is
-        freed."""
+        """The frames that are not marked in ``gone``. Copies their bytes, to free the memory of the marked frames."""
         left = np.flatnonzero(~gone)
         first = np.flatnonzero(np.diff(left, prepend=-2) != 1)
         ends = np.append(first, len(left))[1:]
@@ -165,7 +163,7 @@ class FrameRun:
 
     @property
     def footprint(self) -> int:
-        """An estimate of the bytes of memory for the frames, and later for their rows."""
+        """An estimate of memory in bytes: for the frames, and later for the rows that are made from them."""
         return self.size + _FRAME_BYTES * len(self)
 
     def at(self, kind: MessageKind) -> Ints:

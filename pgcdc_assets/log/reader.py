@@ -30,8 +30,8 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of the log, with the lowest and highest values that decide whether to read it. These bounds are None if no
-    row of the file has such a value."""
+    """A file of the log. A reader skips the file if its lowest and highest ``commit_lsn`` and ``relation_id`` show that
+    it has none of the wanted rows. These bounds are None if the column is NULL in every row."""
 
     path: Location
     size: int
@@ -68,8 +68,7 @@ class Segment:
 
 
 class ChangeLog:
-    """The change log of one lake. The Delta table is opened at the first access, and every access reads its newest
-    version."""
+    """The change log of one lake. Every access reads the Delta table's newest version."""
 
     def __init__(self, layout: Layout) -> None:
         self.path = layout.change_log
@@ -124,8 +123,7 @@ class ChangeLog:
 
     @property
     def start(self) -> Lsn:
-        """The LSN above which the log contains every transaction: where the log began, or where retention cut it
-        off."""
+        """The LSN above which the log contains every transaction: its beginning, or where retention cut it off."""
         return max(self.began, Lsn(self.version().positions.get(start_app_id(self.identity), 0)))
 
     def position(self) -> Lsn:
@@ -134,8 +132,8 @@ class ChangeLog:
 
     @property
     def leader(self) -> int | None:
-        """The number of the last leader that took the lake over from a holder that had not given it back. None if there
-        was no such leader, or if there is no log."""
+        """The number of the last leader: a process that took over the lake's lease, although the previous holder had
+        not released it. None if there was no such process, or if there is no log."""
         return self.version().positions.get(LEADER) if self.exists else None
 
     @property
@@ -220,7 +218,7 @@ class ChangeLog:
         check_rows(batches, [segment.file for segment in segments], span, self.path)
         return batches
 
-    # Within -----------------------------------------------------------------------------------------
+    # Helper methods ---------------------------------------------------------------------------------
 
     def _between(self, after: Lsn, upto: Lsn | None) -> list[Segment]:
         """The files that may have rows of batches that end above ``after`` and at or below ``upto``."""

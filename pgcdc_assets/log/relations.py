@@ -122,7 +122,7 @@ class Relations(_Versions):
         return self._records[schema_ids[-1]].payload if schema_ids else None
 
     def know(self, relation: Relation, payload: bytes, facts: RelationFacts) -> RelationRecord:
-        """Record a version to which some rows refer. The version does not apply to later rows."""
+        """Store a version, so that :meth:`record` finds it. This does not make the version apply to later rows."""
         schema_id = fingerprint(payload, facts)
         oids = {column.type_oid for column in relation.columns}
         encoding = Encoding.of(facts.encoding)

@@ -1,5 +1,4 @@
-"""Turns frames into rows of the log. Uses numpy operations over all frames of a segment, and no Python loop over
-rows."""
+"""Turns frames into rows of the log, by numpy operations over all frames of a segment."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ class TransactionEnd(NamedTuple):
 
 @dataclass
 class Tally:
-    """The counts of some rows. The tally of a batch is the sum of the tallies of its segments, and becomes its summary
-    row."""
+    """Counts of some rows. A batch's summary row is made from the sum of the tallies of its segments."""
 
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
     """Number of rows by relation_id (ABSENT without a relation) and kind."""
@@ -179,8 +177,7 @@ def changed_relations(run: FrameRun) -> set[int]:
 
 
 def _frames(run: FrameRun, stored: Bools) -> tuple[Ints, Ints]:
-    """Returns the number of each row's frame, in order, and each row's relation. ``stored``: which frames become
-    rows."""
+    """Returns each row's frame number, in order, and each row's relation. ``stored``: which frames become rows."""
     relation_of_frame = np.full(len(run), ABSENT, dtype=np.int64)
     row_frames = np.flatnonzero(IS_ROW[run.kinds])
     relation_of_frame[row_frames] = run.relation_ids(row_frames)
@@ -211,8 +208,8 @@ def tally_of(rows: Rows) -> Tally:
 
 
 def tally_of_table(rows: pa.Table, partitions: set[tuple[int, int]]) -> Tally:
-    """The tally of rows that were read from a file, without Commit rows. Needs the columns relation_id, kind, schema_id
-    and payload."""
+    """The tally of rows that were read from a file. ``rows`` must not contain Commit rows. Needs the columns
+    relation_id, kind, schema_id and payload."""
     counts = rows.group_by(["relation_id", "kind"]).aggregate([([], "count_all")]).to_pylist()
     return Tally(
         counts=Counter({
@@ -319,8 +316,7 @@ def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Int
 
 def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
     """The (root, leaf) OIDs of partitions whose rows are published via the root. Before the first row of a leaf on a
-    connection, the server sends the Relation messages of root and leaf. It sends the row itself under the root's
-    OID."""
+    connection, the server sends the Relation messages of root and leaf. The row itself has the root's OID."""
     described, changes = run.at(MessageKind.RELATION), np.flatnonzero(IS_CHANGE[run.kinds])
     leaves = run.relation_ids(described)
     found: set[tuple[int, int]] = set()

@@ -121,14 +121,14 @@ class SegmentDraft:
         low, high = stats["minValues"], stats["maxValues"]
         own = facts.within(low[SUBXID], high[SUBXID]) if SUBXID in low else replace(facts, aborted=())
         # Readers find the file by the statistics of ``commit_lsn``, so these contain the transaction's commit LSN. The
-        # null count must go, because in the file itself this column is NULL in all rows.
+        # null count is removed, because in the file itself this column is NULL in all rows.
         low["commit_lsn"] = high["commit_lsn"] = int(facts.commit_lsn)
         stats["nullCount"].pop("commit_lsn", None)
         return replace(self.report, stats=json.dumps(stats), tags=tags | own.to_tags())
 
 
 def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> SegmentDraft:
-    """Write one file with a row group for each table in ``groups`` that is not empty. The tables have LOG_SCHEMA's
+    """Write one file with a row group for each table in ``groups`` that has rows. The tables have LOG_SCHEMA's
     columns."""
     held = [table for table in groups if table.num_rows]
     schema = held[0].schema if held else _ROW_SCHEMA

@@ -1,5 +1,5 @@
-"""The batches, relation shapes and row counts of the transactions in a span of LSNs. Each turn makes one LogSpan and
-uses it everywhere, so that the summaries of the batches are read only once."""
+"""The batches, relation shapes and row counts of the transactions in a span of LSNs. Each turn (one pass of transform,
+apply and publish) makes one LogSpan, so that the summaries of the batches are read only once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LogSpan:
     log: ChangeLog
     lsns: LsnRange
     _wider: LogSpan | None = None
-    """A span that contains this span. This span takes its facts from there instead of reading the log."""
+    """A span that contains this span. Its cached facts are used instead of reading the log again."""
     _parts: dict[LsnRange, LogSpan] = field(default_factory=dict, init=False, repr=False)
 
     def part(self, lsns: LsnRange) -> LogSpan:
@@ -86,8 +86,8 @@ class LogSpan:
         return self.log.segments(self.lsns, relations)
 
     def used(self, schema_ids: Collection[int], relations: Collection[int]) -> set[int]:
-        """Returns those of ``schema_ids`` that occur in rows of the span. ``relations``: the relations to which these
-        shapes belong."""
+        """Returns the entries of ``schema_ids`` that rows of the span have. Reads only segments of ``relations``, the
+        relations of these ``schema_ids``."""
         found: set[int] = set()
         asked = _committed(self.lsns) & pc.field("schema_id").isin(list(schema_ids))
         for segment in self.segments(relations):
@@ -103,7 +103,7 @@ class LogSpan:
 
 
 def facts_of(log: ChangeLog, schema_ids: set[int]) -> dict[int, RelationFacts]:
-    """The catalog facts that the log contains for these shapes, by ``schema_id``."""
+    """The catalog facts that the log contains for these ``schema_ids``, by ``schema_id``."""
     found: dict[int, RelationFacts] = {}
     asked = (pc.field("kind") == FACTS) & pc.field("schema_id").isin(list(schema_ids))
     for segment in filter(lambda segment: segment.notes, log.all_segments()):

@@ -75,8 +75,8 @@ class SpillFolder:
         return staged
 
     def stage_large(self, rows: Rows) -> tuple[StagedSegments, Rows]:
-        """Write the rows of the large relations, each to its own file, and return the other rows. The tally in the
-        result counts all rows."""
+        """Write the rows of each large relation to a separate file, and return the other rows. The returned tally
+        counts all rows."""
         alone, rest = clustered(rows)
         return StagedSegments([(self.write([table_of(part)]), None) for part in alone], tally_of(rows)), rest
 
@@ -91,8 +91,8 @@ class SpillFolder:
         return SpilledSegment(segment, tally_of(rows), int(rows.subxid.min()), int(rows.subxid.max()))
 
     def committed(self, committed: CommittedContent) -> tuple[StagedSegments, Rows]:
-        """A committed transaction without its aborted subtransactions: the segments that still contain rows, and the
-        rows that are in memory."""
+        """Returns a committed transaction without its aborted subtransactions: the segments that still contain rows,
+        and the rows that are in memory."""
         staged, content, facts = StagedSegments(), committed.content, committed.facts
         segments = content.spilled
         if committed.kept is not None:
@@ -152,13 +152,12 @@ class PreparedFolder:
         return found
 
     def clear(self) -> None:
-        """Delete everything. Called if two_phase is off: the server then sends the content of prepared transactions at
-        their COMMIT PREPARED."""
+        """Delete everything. Called if two_phase is off: the server then sends prepared transactions at COMMIT
+        PREPARED."""
         storage.delete(self._folder / entry.name for entry in storage.list_after(self._folder))
 
     def pending(self) -> list[PreparedTransaction]:
-        """The prepared transactions whose content is stored here. A transaction that has just ended may be among
-        them."""
+        """The prepared transactions whose content is stored here. May include a transaction that has just ended."""
         names = [entry.name for entry in storage.list_after(self._folder) if entry.name.endswith(_MANIFEST)]
         found: list[PreparedTransaction] = []
         for name in names:
@@ -181,7 +180,7 @@ class PreparedFolder:
         return segments
 
     def committing(self, commits: Mapping[PreparedKey, int]) -> None:
-        """Write the mark of each transaction that the next Delta commit adds to the log: its ``commit_lsn``."""
+        """Write a mark with the ``commit_lsn`` of each transaction that the next Delta commit adds to the log."""
         for key, commit_lsn in commits.items():
             storage.replace(self._place(key, _COMMITTING), str(int(commit_lsn)).encode())
             passed(FaultPoint.PREPARED_COMMITTING)

@@ -31,7 +31,7 @@ ROW_KINDS: Final = ("I", "U", "D", "T")
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """The summary of a batch, which contains the complete transactions of the WAL in ``(start, end]``."""
+    """The summary of a batch. The batch contains the complete transactions of the WAL in ``(start, end]``."""
 
     start: Lsn
     end: Lsn
@@ -117,8 +117,8 @@ def _iso(ended: TransactionEnd | None) -> str | None:
 
 
 def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], span: LsnRange, log: Location) -> None:
-    """Check that the rows of the files match the counts in the summaries. Only rows in the span are counted. Raises
-    LogCorrupt."""
+    """Raises LogCorrupt unless the rows of the files match the counts in the summaries. Counts only rows in the
+    span."""
     held = _Held(batches, span, log, _commit_times(files))
     for file in files:
         held.add(file)
@@ -130,7 +130,7 @@ def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], sp
 
 
 class _Held:
-    """Counts the rows of the span by the index of their batch in ``batches``, or _NO_BATCH for rows of no batch."""
+    """Counts the rows of the span for each batch. Rows that belong to no batch are counted under _NO_BATCH."""
 
     def __init__(
         self, batches: Sequence[BatchSummary], span: LsnRange, log: Location, commit_times: Mapping[int, int]
@@ -143,7 +143,7 @@ class _Held:
         self._seen: dict[int, int] = {}
         """Commit time by ``commit_lsn``, from Commit rows."""
         self.counts: dict[int, Counter[tuple[int | None, str]]] = {}
-        """By batch index: the number of rows per relation and kind."""
+        """By the batch's index in ``batches``: the number of rows per relation and kind."""
         self._schema_ids: dict[int, set[int]] = {}
 
     def add(self, file: SegmentFile) -> None:

@@ -28,8 +28,7 @@ from pgcdc_assets.protocol.messages import (
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction whose Begin has arrived, but not its Commit: the fields of its Begin, and the number of its
-    changes."""
+    """A transaction whose Begin has arrived, but not its Commit: the fields of its Begin, and its number of changes."""
 
     final_lsn: int
     commit_ts: int
@@ -245,8 +244,7 @@ class PreparedTransactions:
         return self._pending.setdefault(transaction.key, transaction) is transaction
 
     def named(self, message: CommitPrepared | RollbackPrepared) -> PreparedTransaction | None:
-        """The transaction that this message ends. None if its content was never received, or if it has already
-        ended."""
+        """The transaction that this message ends; None if its content was never received, or if it has ended."""
         if isinstance(message, RollbackPrepared):
             return self._pending.get(PreparedKey(message.xid, message.gid, message.prepare_end_lsn))
         found = [key for key in self._pending if key[:2] == (message.xid, message.gid)]

@@ -33,8 +33,8 @@ from pgcdc_assets.store import storage
 MERGE_BYTES = 32 << 20
 """How many uncompressed bytes are merged at a time. This limits memory, and the size of the merged file."""
 _SMALL_BYTES = 4 << 20
-"""Only files with fewer uncompressed bytes are merged. A busy stream is written in larger files. To merge these would
-cost as much as to receive the stream, and readers would open only a few files less."""
+"""Only files with fewer uncompressed bytes are merged. A busy stream is written in larger files. To merge them would
+cost as much as to receive the stream, and would save readers only a few files."""
 
 
 def compact(log: ChangeLog, span: LsnRange) -> int:

@@ -20,8 +20,8 @@ from pgcdc_assets.protocol.layouts import BINARY, CHANGE, NULL, TEXT, UNCHANGED,
 from pgcdc_assets.protocol.text.strings import NotText, decoded, gathered
 
 PIECE_BYTES: Final = 1 << 30
-"""How many bytes of payload are decoded at once, at most. Arrow's string offsets have 31 bits, and a message of
-PostgreSQL has less than 1 GiB."""
+"""The most bytes of payload that are decoded at once. Arrow's string offsets have 31 bits, and a message of PostgreSQL
+has less than 1 GiB."""
 
 
 class UndecodedValue(ProtocolError):

@@ -3,9 +3,9 @@ updates. :mod:`pgcdc_assets.protocol.layouts` defines the layouts. Times are mic
 
 Each frame is in a CopyData message: the byte ``d``, a big-endian length that includes its own four bytes, and the frame
 (PostgreSQL's "Message Formats"). A loop from message to message would need one Python step per message. So
-:func:`data_messages` searches all places that look like the beginning of a message at once. It keeps the places that
-form a chain from the first byte, in which each message ends where the next message begins. Bytes of a value may look
-like the beginning of a message, but they are not in this chain.
+:func:`data_messages` first finds all places that look like the beginning of a message, in one step. Then it keeps the
+places that form a chain from the first byte, in which each message ends where the next message begins. Bytes of a value
+may look like the beginning of a message, but they are not in this chain.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
     ends = _ends(octets, places)
     known = (ends - places >= HEADER) & (ends <= len(octets))
     places, ends = places[known], ends[known]
-    # The indexes of candidates that do not end where the next candidate begins. The next candidate is then not a
-    # message, or the next message is not a candidate.
+    # Indexes of the last candidate, and of candidates that do not end where the next candidate begins: either that one
+    # is a false match inside the message, or the message that follows is too long to be a candidate.
     breaks = np.append(np.flatnonzero(ends[:-1] != places[1:]), len(places) - 1)
     starts: list[Ints] = []
     at = 0

@@ -174,8 +174,7 @@ class StreamStop:
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
-    """The commit of a streamed transaction. Rows of its aborted subtransactions, which were also sent, are not part of
-    it."""
+    """The commit of a streamed transaction. It excludes the rows of aborted subtransactions, which were also sent."""
 
     xid: int
     flags: int

@@ -49,7 +49,7 @@ class RelationFacts:
         return cls(table, types, data.get("encoding", UTF8.name))
 
     def without_volatile(self) -> Self:
-        """The facts without those that do not affect decoding, such as relfilenodes and estimates."""
+        """The facts without the parts that do not affect decoding, such as relfilenodes and estimates."""
         return replace(self, table=self.table.without_volatile()) if self.table else self
 
 
@@ -60,8 +60,7 @@ class ShapeColumn:
     """None if the catalog no longer had a column with this name and type when it was read."""
     type: PgType
     key: bool
-    """Whether the Relation message marks the column as part of the replica identity. With FULL, all columns are
-    marked."""
+    """Whether the Relation message marks the column as part of the replica identity. FULL marks all columns."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +119,9 @@ class Shape:
 
     @property
     def told_key(self) -> tuple[ShapeColumn, ...]:
-        """The columns of the primary key at the Relation message, which marks them if the replica identity is DEFAULT.
-        Empty for any other replica identity. :attr:`key` comes from the catalog, which was read later and may already
-        show a newer key."""
+        """The columns of the primary key when the Relation message was sent. The message marks them only if the replica
+        identity is DEFAULT; otherwise the result is empty. :attr:`key` comes from the catalog, which was read later and
+        may already show a newer key."""
         return tuple(column for column in self.columns if column.key) if self.replica_identity == "d" else ()
 
     @property

@@ -135,8 +135,7 @@ class Store(ABC):
 
     @abstractmethod
     def settle(self, places: Iterable[Location]) -> None:
-        """``places``: folders and files. Make the file names in the folders, and the contents of the files, durable,
-        even if another process wrote them."""
+        """Make the names in these folders and the contents of these files durable, whichever process wrote them."""
 
     def options(self) -> dict[str, str]:
         """Options that delta-rs needs to open a table in this store, in addition to the environment."""

@@ -103,8 +103,7 @@ class Chain:
             return found, began - self._since
 
     def age(self, link: Link) -> float:
-        """Seconds since the link was created. Compares the store's clock with this machine's clock, which may
-        differ."""
+        """Seconds since the link was created, by the store's clock, which may differ from this machine's clock."""
         entry = storage.head(self._named(link.number))
         return 0.0 if entry is None else time.time() - entry.placed
 
@@ -175,8 +174,7 @@ class ChainLease(Lease, Guard):
     pause = 15.0
 
     def __init__(self, chain: Chain, before: Link | None) -> None:
-        """Takes the lease. ``before``: the chain's last link. Raises FileExistsError if another process has taken the
-        lease first."""
+        """Takes the lease. ``before``: the chain's last link. Raises FileExistsError if another process was first."""
         self._chain = chain
         self._lock = threading.Lock()
         self._link = Link(0 if before is None else before.number)

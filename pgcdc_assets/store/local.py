@@ -1,5 +1,4 @@
-"""The store for a lake in a folder of this machine, with POSIX calls. Fsyncs what must survive a power cut
-(:mod:`.localfiles`)."""
+"""The store for a lake in a folder of this machine. Fsyncs what must survive a power cut (:mod:`.localfiles`)."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _written(place: Location) -> Store:
 
 
 def assure(folder: Location) -> None:
-    """Raises LeaseLost unless this process certainly still held the folder's lease when it last read the folder."""
+    """Raises LeaseLost unless it is certain that this process still holds the folder's lease."""
     for guard in _guards(folder / "any"):
         guard.check()
 

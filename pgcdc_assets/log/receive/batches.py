@@ -22,7 +22,7 @@ from pgcdc_assets.log.receive.wholetransactions import Taken
 
 _BUSY_SECONDS: Final = 0.3
 """Seconds between status updates while no frames are read because the writing thread is busy. The server asks for a
-status at half of its timeout, and this request may be among the frames that are not read."""
+status after half of wal_sender_timeout, and this request may be among the frames that are not read."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,15 @@ class Limits:
     batch_seconds: float
     segment_bytes: int = SEGMENT_BYTES
     foreign_wal_bytes: int = 16 << 20
-    """After this much WAL that contains nothing for the log (one WAL segment file), the log's position is moved."""
+    """The log's position is moved after this much WAL without content for the log: the size of one WAL segment file."""
     run_seconds: float = 0.05
-    """How long frames are gathered before they are processed together, at most."""
+    """The longest time for which frames are gathered before they are processed together."""
     linger_seconds: float = 0.002
     """How long to wait for the next frame before the gathered frames are processed."""
     status_seconds: float = 5.0
     """Seconds between status updates: a twelfth of the walsender's timeout, so that the walsender never has to ask."""
     relations_at_once: int = 500
-    """The number of relations per catalog query. Such a query takes a busy server a second or two, and some megabytes
-    of memory."""
+    """The number of relations per catalog query. A busy server needs a second or two and some megabytes for it."""
 
 
 class Batches:

@@ -1,5 +1,4 @@
-"""Collects the blocks of transactions in progress, and keeps the list of these transactions. This module does no
-I/O."""
+"""Collects the blocks of transactions in progress, and keeps the list of these transactions, without any I/O."""
 
 from __future__ import annotations
 
@@ -60,8 +59,8 @@ class Blocks:
         self.transactions = TransactionsInProgress()
 
     def take(self, xid: int, run: FrameRun, subxid: Ints) -> Iterator[Block | Dropped]:
-        """Handle frames of one transaction's blocks. Yields their content, and a :class:`Dropped` for an earlier
-        transaction with the same xid."""
+        """Handle frames of one transaction's blocks. Yields their content. If an earlier transaction with the same xid
+        never ended, yields a :class:`Dropped` for that transaction first."""
         starts = run.at(MessageKind.STREAM_START)
         firsts = starts[run.field(starts, STREAM_START, "first") != 0].tolist()
         firsts += run.at(MessageKind.BEGIN_PREPARE).tolist()

@@ -82,8 +82,8 @@ class ReceiverProcess:
         self._order(OrderName.FOLLOW)
 
     def mark(self, lsn: Lsn) -> None:
-        """Make the receiver move the log's position to ``lsn`` (a known boundary) as soon as everything below it has
-        arrived. The receiver then sends the event COMPLETE, and continues."""
+        """Make the receiver move the log's position to ``lsn`` (never inside a commit record) as soon as everything
+        below it has arrived. The receiver then sends the event COMPLETE, and continues."""
         self._order(OrderName.MARK, lsn)
 
     def report_apply(self, lsn: Lsn) -> None:
@@ -144,7 +144,7 @@ class ReceiverProcess:
             raise self._failure
         return taken
 
-    # Within -----------------------------------------------------------------------------------------
+    # Helper methods ---------------------------------------------------------------------------------
 
     def _order(self, name: OrderName, lsn: Lsn = ZERO) -> None:
         self._send(Order(name, lsn).to_line())

@@ -1,5 +1,4 @@
-"""The receiver's connections, one after another: opens each connection, starts the stream, and runs the receive
-loop."""
+"""Opens the receiver's connections, one after another. On each, starts the stream and runs the receive loop."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ from pgcdc_assets.source.stream.subscribe import Subscription, begin, check_iden
 logger = logging.getLogger(__name__)
 
 _MOST_SECONDS: Final = 3600.0
-"""How long streaming is off after a server error, at most. The time doubles with each error, because each new attempt
-makes the server read all open transactions again."""
+"""The longest time in seconds for which streaming is off after a server error. The time doubles with each error,
+because each new attempt makes the server read all open transactions again."""
 _OVER_BY: Final = {
     OrderName.MARK: (),
     OrderName.UNTIL: (OrderName.UNTIL, OrderName.FOLLOW),
@@ -85,8 +84,8 @@ class Receiving:
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
             resend_check = ResendCheck.of(log, confirmed, origins=wanted.origins)
             if resend_check is not None:
-                # Transactions that are sent again are compared with the log. Streaming is off until the log's end is
-                # passed, because each transaction must arrive in one piece for this.
+                # Transactions that are sent again are compared with the log. Streaming is off until the stream has
+                # passed the log's end, because each transaction must arrive in one piece for this.
                 self._fallback.until(Lsn(resend_check.end + 1))
             whole = self._fallback.whole
             options = PluginOptions.of(
@@ -225,8 +224,8 @@ class Fallback:
         self._until = max(self._until, lsn)
 
     def failed(self) -> float:
-        """Turn streaming off for some time, because the server could not decode a transaction in progress. Returns this
-        time in seconds."""
+        """Turn streaming off, because the server could not decode a transaction in progress. Returns the number of
+        seconds for which it stays off."""
         seconds = self._seconds
         self._again_at = time.monotonic() + seconds
         self._seconds = min(2 * seconds, _MOST_SECONDS)

@@ -1,5 +1,5 @@
-"""Decides which received frames the log takes, and moves the boundary. A transaction in progress belongs to the
-position of its Stream Commit; its blocks do not move the boundary. This module does no I/O of its own."""
+"""Decides which received frames the log takes, and moves the boundary, at which the next batch can end. A transaction
+in progress takes effect at the LSN of its Stream Commit; its blocks do not move the boundary. Does no I/O itself."""
 
 from __future__ import annotations
 

@@ -38,16 +38,15 @@ class MessageFilter:
         self._patterns = PrefixPatterns.parse(self.messages)
 
     def kept(self, run: FrameRun, before: OpenTransaction | None) -> FrameRun:
-        """The frames without those that the settings exclude. ``before``: the transaction that is open before these
-        frames."""
+        """The frames that the settings do not exclude. ``before``: the transaction that is open before these frames."""
         gone = self._unwanted_messages(run)
         if not self.origins:
             gone |= IS_CHANGE[run.kinds] & of_origin(run, before)
         return run.without(gone) if gone.any() else run
 
     def unwanted(self, run: FrameRun, *, foreign: bool) -> Bools:
-        """Which frames of a transaction in progress the settings exclude. ``foreign``: whether the transaction names an
-        origin."""
+        """Marks the frames of a transaction in progress that the settings exclude. ``foreign``: whether the transaction
+        names an origin."""
         gone = self._unwanted_messages(run)
         if foreign and not self.origins:
             gone |= IS_CHANGE[run.kinds]

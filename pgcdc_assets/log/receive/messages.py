@@ -46,7 +46,7 @@ class ReceiverSettings:
     fallback_seconds: float = FALLBACK_SECONDS
     """How long streaming is off after the server could not decode a transaction in progress."""
     leader: int | None = None
-    """The last leader that the log recorded while the parent's run of the sync held the lake's lease."""
+    """The number of the log's last leader, as the parent's run of the sync read it while it held the lake's lease."""
 
     def to_line(self) -> bytes:
         return _line(asdict(self))
@@ -64,8 +64,8 @@ class OrderName(StrEnum):
     FOLLOW = "follow"
     """Cancel the goal of an UNTIL order, if it is not reached yet, and continue until the next order."""
     MARK = "mark"
-    """Move the log's position to ``lsn``, a known boundary, once everything below it has arrived. Then send the event
-    COMPLETE, and continue."""
+    """Move the log's position to ``lsn`` once everything below it has arrived, and send the event COMPLETE. ``lsn``
+    must not be inside a commit record."""
     REPORT_APPLY = "report_apply"
     """Report ``lsn`` to the source as ``apply_lsn``, because every mirror has reached it."""
     STOP = "stop"

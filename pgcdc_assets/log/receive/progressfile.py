@@ -20,11 +20,11 @@ from pgcdc_assets.store import lease
 from pgcdc_assets.store.base import Lease
 
 ANNOUNCE_SECONDS: Final = 1.0
-"""Seconds between two announcements. The number of received bytes grows all the time, but only people read it."""
+"""Seconds between two announcements. Only people read the announcements, so once a second is enough."""
 _READS: Final = 20
 _PAUSE_SECONDS: Final = 0.01
-"""The pause between two reads of an incomplete text. The writer completes it within microseconds, unless the machine
-suspends the writer."""
+"""The pause between two reads of the file while its text is incomplete. The writer completes the text within
+microseconds, unless the machine suspends the writer."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,7 @@ class Announcer:
 
 
 def announced(layout: Layout) -> Announcement | None:
-    """The announcement of the receiver that runs on this lake. None if no receiver runs, or if no transaction is in
-    progress."""
+    """The announcement of this lake's receiver. None if no receiver runs, or if no transaction is in progress."""
     for _ in range(_READS):
         text = lease.text_of_holder(layout.in_progress)
         if text is None:

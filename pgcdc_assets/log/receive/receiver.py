@@ -32,12 +32,11 @@ from pgcdc_assets.source.slot.positions import SourceClock
 from pgcdc_assets.source.stream.subscribe import FrameStream
 
 _RUN_BYTES = 1 << 20
-"""Bytes of frames that are processed together (one :class:`FrameRun`): enough to make numpy's cost per call
-negligible."""
+"""Bytes of frames in one :class:`FrameRun`: enough to make numpy's cost per call negligible."""
 _GATHER_SECONDS = 0.0003
-"""How long to wait before the socket is read again. The walsender sends each message separately, and to wake up for
-each message would cost more than to read it. In this time, the buffer of a Unix socket (some 300 small messages) does
-not become full."""
+"""Seconds to wait before the socket is read again. The walsender sends each message separately, and to wake up for each
+message would cost more than to read it. In this time, the buffer of a Unix socket (some 300 small messages) does not
+become full."""
 _IDLE_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
 """Seconds between status updates while positions move. So the positions in pg_stat_replication are at most this old."""
@@ -140,8 +139,7 @@ class Receiver:
         finally:
             self._writing.close()
             with suppress(OSError):
-                # The server sends open transactions again. If their segments were not deleted, a full disk would stay
-                # full.
+                # The server sends open transactions again. Deleting their segments frees space on a full disk.
                 self._writer.drop_spill()
 
     def _receive(self) -> bool:
@@ -153,8 +151,7 @@ class Receiver:
             if frames.pull():
                 came = True
                 if frames.held >= _RUN_BYTES:
-                    # There are enough frames, or this is the beginning of one large frame, which arrives in thousands
-                    # of pieces.
+                    # There are enough frames, or one large frame has begun, which arrives in thousands of pieces.
                     break
                 continue
             if not frames.held:
@@ -237,8 +234,7 @@ class Receiver:
         return self._stopping or self._arrived
 
     def _rest(self) -> None:
-        """Wait because another session's lock blocks the catalog query. All work except for reading frames
-        continues."""
+        """Wait because another session's lock blocks the catalog query. Does all work except for reading frames."""
         end = time.monotonic() + _REST_SECONDS
         while time.monotonic() < end:
             self._round(idle=False)
@@ -286,8 +282,7 @@ class Receiver:
         self._stream.end_stream()
 
     def _send_due_status(self) -> None:
-        """Send a status update if it is due. Called during work that may take longer than the server waits for a status
-        update."""
+        """Send a status update if it is due. Called during work that may last longer than the server waits."""
         if time.monotonic() - self._status_at > self._limits.status_seconds:
             self._send_status()
 

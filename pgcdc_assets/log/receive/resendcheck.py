@@ -42,8 +42,8 @@ class ResendCheck:
 
     @classmethod
     def of(cls, log: ChangeLog, confirmed: Lsn | None, *, origins: bool = True) -> Self | None:
-        """The check for a slot at ``confirmed``; None if the slot is not behind the log. ``origins``: whether
-        transactions with an origin are asked for."""
+        """The check for a slot at ``confirmed``; None if the slot is not behind the log. ``origins``: whether the
+        server is asked for transactions with an origin."""
         end = log.position()
         if confirmed is None or confirmed >= end:
             return None
@@ -51,8 +51,7 @@ class ResendCheck:
         newest = max((s.commit_max for s in log.all_segments() if s.commit_max is not None), default=None)
         if not batches or newest is None or newest < confirmed:
             return cls(confirmed, end, None)
-        # If the settings have changed, the server perhaps does not send logical messages and transactions with an
-        # origin.
+        # If the settings have changed, the server may leave out logical messages and transactions with an origin.
         return cls(newest, end, batches[-1].last_xid, came=not _comes_again(log, newest, origins=origins))
 
     def above(self, floor: Lsn) -> Self | None:
@@ -81,8 +80,7 @@ class ResendCheck:
             self._fail(int(commit_lsn[others[0]]))
 
     def committed(self, commit_lsn: Lsn, xid: int, prepared: PreparedTransaction | None) -> None:
-        """Check a prepared transaction that commits at ``commit_lsn``; it may be the log's newest transaction. Raises
-        LogAhead."""
+        """Check a prepared transaction that commits at ``commit_lsn``. Raises LogAhead."""
         if self.newest is not None and commit_lsn == self.start:
             self.came = True
             if xid != self.newest:

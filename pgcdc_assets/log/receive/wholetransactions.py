@@ -65,7 +65,7 @@ class Taken:
 
     run: FrameRun
     whole: int
-    """How many of the first frames belong to complete transactions, or are between transactions."""
+    """The number of frames, from the start, that belong to complete transactions or are between transactions."""
     after: OpenTransaction | None
     """The transaction that is open after these frames."""
 
@@ -164,8 +164,8 @@ class WholeTransactions:
         return end, True
 
     def _reach_begin(self, run: FrameRun, index: int, before: OpenTransaction | None) -> None:
-        """Move the boundary to the start of the commit record of the first transaction that is not taken, if that is
-        not past the goal."""
+        """Move the boundary to the ``commit_lsn`` of the first transaction that is not taken, unless that is past the
+        goal."""
         if run.kinds[index] == MessageKind.BEGIN:
             final = int(run.brackets.final_lsn[np.searchsorted(run.brackets.begins, index)])
         elif before is not None:

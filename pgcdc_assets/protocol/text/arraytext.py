@@ -106,8 +106,7 @@ class _Marks:
 
 
 def _escapes(octets: Octets) -> Ints:
-    """The positions of backslashes that escape the next byte: the first, third, fifth ... of consecutive
-    backslashes."""
+    """The positions of backslashes that escape the next byte: in a row of backslashes, the first, third, fifth ..."""
     found: Ints = np.flatnonzero(octets == _BACKSLASH)
     if len(found) == 0:
         return found

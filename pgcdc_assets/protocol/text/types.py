@@ -60,8 +60,7 @@ _SPAN: Final = {"day": (-719_162, 2_932_896), "us": (-62_135_596_800_000_000, 25
 class Cast:
     values: pa.Array
     unfit: Bools | None
-    """Which rows have a text that does not fit the type. These rows are NULL in ``values``. May be None if all rows
-    fit."""
+    """Which rows have a text that does not fit the type. They are NULL in ``values``. May be None if all rows fit."""
 
 
 def arrow_type(of: PgType) -> pa.DataType:
@@ -96,8 +95,7 @@ def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
 
 
 def _stored(of: PgType) -> PgType:
-    """The base type if ``of`` is a domain, otherwise ``of``. Values of a domain have the text form of its base
-    type."""
+    """The base type of a domain, otherwise ``of``. Values of a domain have the text form of its base type."""
     while of.base is not None:
         of = of.base
     return of

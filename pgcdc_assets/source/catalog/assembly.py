@@ -49,13 +49,13 @@ class Assembly:
         return [made[name] for name in sorted(made)]
 
     def plain(self, relation: CatalogRelation) -> Table:
-        """Builds a table that is published as itself. The rows of a partitioned table are the rows of its leaves."""
+        """Builds a table that is published under its own name. A partitioned table has the rows of its leaves."""
         rows = [leaf for leaf in self._every_leaf(relation) if leaf.outside is None]
         senders = [relation.identity, *(leaf.identity for leaf in rows)]
         return self._table(relation, relation.oid, senders, rows)
 
     def root(self, relation: CatalogRelation, senders: Sequence[CatalogRelation]) -> Table:
-        """Builds a partitioned table whose leaves are published as themselves."""
+        """Builds a partitioned table whose leaves are published under their own names."""
         stored = [sender for sender in senders if sender.outside is None]
         first = (stored or senders)[0]
         identities = [sender.identity for sender in stored] or [relation.identity]

@@ -1,8 +1,8 @@
 """Chooses a mirror's key, by pure rules over the facts of indexes and replica identities.
 
 The stream identifies an old row by the table's replica identity. So the primary key is the mirror's key only if the
-replica identity contains its columns. Otherwise the identity index is the mirror's key. Deferrable keys are not used:
-``SET id = -id`` may then swap the keys of two rows in one statement, and a net effect per key cannot express a swap.
+replica identity contains all columns of the primary key. Otherwise the identity index is the mirror's key. Deferrable
+keys are not used: with them, ``SET id = -id`` may swap the keys of two rows, which a net effect per key cannot express.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RowIdentity:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Columns of a key tuple ``K``. Empty for FULL, which sends all columns, and without a usable identity."""
+        """Columns of a key tuple ``K``. Empty for FULL, which sends all columns, and if there is no usable identity."""
         return {"d": self.primary, "i": self.index}.get(self.replica_identity, ())
 
     @property

@@ -60,7 +60,7 @@ WITH RECURSIVE tree (root, oid) AS (
 )
 SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
 """
-# This is a separate query, because only checks of the catalog need comments. Tables in the change log have no comments.
+# This is a separate query, because only checks of the catalog need comments. The change log does not store comments.
 _COMMENTS = """
 SELECT objoid, objsubid, description
 FROM pg_catalog.pg_description

@@ -28,8 +28,8 @@ UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngty
 UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
   WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 """
-# A true array type is the typarray of its element type. int2vector and oidvector are no true arrays: they print
-# differently.
+# A true array type is the typarray of its element type. int2vector and oidvector are not true arrays: their text
+# differs.
 _TYPES = f"""
 WITH RECURSIVE parts (oid) AS (
   SELECT unnest(%s::oid[])
@@ -88,8 +88,8 @@ class PgTypes:
         return PgType(row.oid, row.name, typmod, row.family, base, element, row.delimiter)
 
     def _innermost(self, row: _Row) -> PgType:
-        """Returns the innermost base type of a domain that may be based on further domains. Only one type of this chain
-        has a typmod."""
+        """Returns the base type of a domain, which may be based on other domains. Only one of these types has a
+        typmod."""
         typmod, passed = -1, set[int]()
         while row.base:
             if row.oid in passed:
@@ -111,7 +111,7 @@ class PgTypes:
         return tuple(Composite(row.oid, row.name, row.attributes or "") for row in rows)
 
     def naming(self, types: Iterable[int]) -> list[str]:
-        """Returns the names of those types in ``types`` whose values print as the name of an object."""
+        """Returns the names of the ``types`` whose values print as the name of an object."""
         return [row.name for row in self._within(types) if row.name in NAMING_TYPES and row.family == "b"]
 
     def _within(self, types: Iterable[int]) -> list[_Row]:

@@ -1,4 +1,4 @@
-"""Reads what publications publish, as the server itself resolves it (pg_publication_tables).
+"""Reads what publications publish, as the server's view pg_publication_tables shows it.
 
 That view waits for sessions that hold ACCESS EXCLUSIVE on a published table (TRUNCATE, ALTER TABLE, VACUUM FULL). The
 stream does not wait for such a lock, so our catalog query must not delay the stream. If a table is locked, the catalog
@@ -57,8 +57,8 @@ JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
 WHERE t.pubname = ANY(%(names)s){only} ORDER BY c.oid, p.pubname
 """
 _ONLY = " AND c.oid = ANY(%(oids)s)"
-# The view's own list of columns mixes the newest catalog with the query's snapshot. If one column was dropped and
-# another added between the two, the dropped column would look unpublished.
+# The view's own list of columns mixes the newest catalog with the query's snapshot. If a column was dropped and another
+# column was added after the snapshot, the dropped column would look unpublished.
 _LISTS = f"{_COLUMNS}, t.rowfilter"
 _NO_LISTS = "NULL::text[], NULL::text"
 
@@ -85,8 +85,8 @@ def read_published(
 ) -> dict[int, Published]:  # fmt: skip
     """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them. A root
     without leaves is returned as itself. ``oids`` restricts the result, which is much cheaper with hundreds of
-    published tables. If a row filter cannot be read because its table is locked, the filter is UNREAD with ``unread``,
-    and CopyBlocked is raised otherwise."""
+    published tables. If a row filter cannot be read because its table is locked, returns UNREAD as the filter if
+    ``unread`` is set, otherwise raises CopyBlocked."""
     version = conn.info.server_version
     lists, own = (_LISTS, _OWN_ROW) if version >= LISTS_SINCE else (_NO_LISTS, "")
     query = _QUERY.format(lists=lists, own=own, only="" if oids is None else _ONLY)
@@ -136,7 +136,7 @@ def refuse_unread(name: object) -> NoReturn:
                       do="end the transaction that holds ACCESS EXCLUSIVE on it, then run again")  # fmt: skip
 
 
-# The catalog tables, read if a table is locked -----------------------------------------------
+# Reading the catalog tables instead of the view -----------------------------------------------
 
 _MEMBERS: Final = """
   SELECT p.oid AS pub, r.prrelid AS relid FROM pub p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid
@@ -310,7 +310,7 @@ class PublicationRows:
         return tuple(sorted(self.relations[name, oid] for name in publications if (name, oid) in self.relations))
 
     def of(self, publications: Iterable[str], oids: Iterable[int], schemas: Iterable[str]) -> Marks:
-        """Returns the rows of a table's publications, of the table with its partitions, and of its schemas."""
+        """Returns the rows of these publications, and the rows by which they list these relations and schemas."""
         members, places = list(oids), list(schemas)
         marks: list[Mark] = []
         for name in publications:

@@ -35,7 +35,7 @@ from pgcdc_assets.source.connect.connection import encoding_of
 from pgcdc_assets.source.connect.failures import no_publication
 from pgcdc_assets.structure.differences import changes
 
-# The query goes up from each leaf, because a partition with partitions may also be detached and attached.
+# The query goes up from each leaf, because a partition that has partitions itself may also be detached and attached.
 _ATTACHED = """
 WITH RECURSIVE chain (leaf, parent, level, mark) AS (
   SELECT inhrelid, inhparent, 1, ARRAY[inhparent::int8, xmin::text::int8]
@@ -211,8 +211,8 @@ class CatalogSnapshot:
             return cls(tables, relations, _fingerprint(conn, relations))
 
     def shows(self, table: Table) -> bool:
-        """Whether this snapshot shows exactly the given table, read before or after the snapshot. A mark that has
-        changed never has its old value again."""
+        """Whether the given table, which may be older or newer than this snapshot, is the same in this snapshot. A
+        change that was undone is noticed too, because a mark that has changed never has its old value again."""
         seen = next((other for other in self.tables if other.name == table.name), None)
         return seen is not None and not changes(table, seen) and seen.comments == table.comments
 

@@ -35,7 +35,7 @@ _SESSION = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "lc_monetary": "C",
-    # These decide how object names (regclass and similar types) print, and the row filters that COPY repeats.
+    # These decide how the server prints object names (regclass and similar types) and row filters, which COPY repeats.
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     # The holder of a snapshot is idle in its transaction for as long as the copy takes.
@@ -127,8 +127,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
         except psycopg.Error:
             raise
         except BaseException:
-            # The server was silent, or the wait was interrupted. Nobody will read the answer, so the connection is
-            # closed.
+            # The server was silent, or the wait was interrupted. No answer will be read, so the connection is closed.
             self.abandon()
             raise
 

@@ -54,8 +54,7 @@ class SourceRoute:
 
     @contextmanager
     def here(self) -> Iterator[str]:
-        """Yields the conninfo for this process. During the block, the files that it names exist, readable only by their
-        owner."""
+        """Yields the conninfo for this process. During the block, its files exist, readable only by their owner."""
         if not self.files:
             yield self.conninfo
             return

@@ -51,8 +51,8 @@ FOR_QUERIES: Final = Patience(10, 60)
 
 
 class Silence:
-    """Counts the seconds in which the caller listened and nothing arrived, without seconds in which the caller was
-    busy.
+    """Counts the seconds in which the caller listened and nothing arrived. Seconds in which the caller was busy do not
+    count.
 
     After ``patience.ask`` seconds ``at_work`` is called, which returns whether the server is working for us. If ``ask``
     is given, ``ask`` is called first, and ``at_work`` only if no answer has arrived until the next check.

@@ -34,8 +34,8 @@ from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader, Socket
 from pgcdc_assets.source.connect.silence import Silence
 
 _MEMORY: Final = "16MB"
-"""Size of a transaction's changes after which the server sends the transaction in progress. So at most this much is
-left to send at the commit. Sending 64MB, the server's default, takes a second or two."""
+"""The server begins to send a transaction in progress when its changes have this size. So at most this much is left to
+send at the commit. Sending 64MB, the server's default, takes a second or two."""
 _LITTLE_MEMORY: Final = (
     f"SELECT set_config('logical_decoding_work_mem', '{_MEMORY}', false) "
     f"WHERE pg_size_bytes(current_setting('logical_decoding_work_mem')) > pg_size_bytes('{_MEMORY}')"

@@ -60,8 +60,8 @@ class OwnPublication:
     reads: str | None = None
 
     def statements(self, server_version: int, operations: str) -> list[sql.Composed]:
-        """Returns the statements that create the publication, without tables. Leaves are published as themselves.
-        Stored generated columns are published since PostgreSQL 18."""
+        """Returns the statements that create the publication, without tables. Leaves are published under their own
+        names. Stored generated columns are published since PostgreSQL 18."""
         options = [sql.SQL("publish = {}").format(operations), sql.SQL("publish_via_partition_root = false")]
         if server_version >= GENERATED_SINCE:
             options.append(sql.SQL("publish_generated_columns = stored"))

@@ -197,7 +197,7 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
 
 
 def _mended(finding: Finding) -> Iterator[str]:
-    """Yields the statements of an error, and a comment if the error has advice or no statements."""
+    """Yields an error's SQL, after a comment if the error has advice or no SQL. Yields nothing for other findings."""
     if finding.severity == "error":
         if finding.do or not finding.sql:
             yield f"-- {_comment(f'{finding.thing}: {finding.what}; {finding.do}')}"

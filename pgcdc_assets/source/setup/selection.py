@@ -15,8 +15,7 @@ from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, re
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE
 from pgcdc_assets.source.catalog.tables import TablePatterns
 
-# Partitions are selected with their roots. Tables that belong to an extension are selected only if a pattern names
-# them.
+# Partitions are selected with their roots. Tables of an extension are selected only if a pattern names them.
 _USER_TABLES = """
 SELECT c.oid, n.nspname::text, c.relname::text,
        EXISTS (SELECT FROM pg_catalog.pg_depend d

@@ -1,5 +1,5 @@
-"""Findings of ``setup`` on tables: first on the selected tables or on a publication that somebody else made, then on
-rows that a query of a table returns although its mirror lacks them, and on rows that may change without a trace."""
+"""Findings of ``setup`` on tables: on the selected tables, on a publication that somebody else made, on rows that a
+query of a table returns but its mirror lacks, and on rows that may change without a trace in the stream."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Positions in the source's WAL, by SQL. On a standby, every position is the replay position, which is always
-flushed."""
+"""Positions in the source's WAL, by SQL. On a standby, each is the replay position, which is always flushed."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ insert position."""
 
 
 def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
-    """Returns the source's flush position. All durable WAL ends at or below this position."""
+    """Returns the source's flush position, which is the end of the durable WAL."""
     return Lsn.parse(_row(conn, f"SELECT {FLUSH_LSN}::text")[0])
 
 

@@ -123,7 +123,8 @@ class SlotStatus:
     inactive_since: datetime | None
     failover: bool | None
     synced: bool | None
-    """Whether the slot is a standby's copy of a primary's slot. False after a promotion; the column stays true."""
+    """Whether the slot is a standby's copy of a primary's slot. False after a promotion; the column is then still
+    true."""
     decoded: Decoded = Decoded()
 
     @property

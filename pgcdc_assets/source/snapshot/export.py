@@ -29,7 +29,7 @@ from pgcdc_assets.source.snapshot.reading import giving_way, import_snapshot
 from pgcdc_assets.structure.differences import Difference, changes
 
 _GATE_SECONDS = 60
-"""A transaction's commit status is set microseconds after its commit record. A wait of a minute means another fault."""
+"""A transaction's commit status is set microseconds after its commit record. A wait of a minute has another cause."""
 _GATE_POLL_SECONDS = 0.002
 
 
@@ -46,8 +46,7 @@ class Snapshot:
 
     @contextmanager
     def reading(self) -> Iterator[SourceConnection]:
-        """Opens a transaction under the snapshot, to read the catalog. Keep the transaction short, because it takes
-        locks."""
+        """Opens a transaction under the snapshot, to read the catalog. Keep it short, because it takes locks."""
         with connect(self.conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             import_snapshot(conn, self.name)
             yield conn
@@ -124,7 +123,8 @@ class _Xids:
         return cls(int(xmax), frozenset(int(xid) for xid in running.split(",") if xid))
 
     def agrees(self, fresh: _Xids) -> bool:
-        """Whether ``fresh`` is at least as new, and shows no transaction as open that has ended here."""
+        """Whether ``fresh`` is at least as new, and each transaction that has ended here has also ended in
+        ``fresh``."""
         return fresh.xmax >= self.xmax and all(xid in self.running for xid in fresh.running if xid < self.xmax)
 
 

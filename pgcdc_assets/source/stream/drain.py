@@ -49,8 +49,8 @@ class RangeLimits:
     again. A transaction is sent completely with the range that contains its commit."""
     unsure_bytes: int = 1 << 20
     """If the flush position lies inside a record, a range ends at least this many bytes below it, because the record
-    probably begins above that. In a range that ends inside an incomplete record, the decoding function waits for the
-    record's end, for seconds on an idle source. This still happens if the record is larger."""
+    probably begins above that LSN. In a range that ends inside an incomplete record, the decoding function waits for
+    the record's end, for seconds on an idle source. This still happens if the record is larger."""
     release_bytes: int = 256 << 20
     """The slot is advanced after this much WAL became durable in the log, because advancing reads the WAL again."""
     touch_seconds: float = 10.0
@@ -63,8 +63,8 @@ class RangeLimits:
 RANGE_LIMITS: Final = RangeLimits()
 
 _MOST_AGAIN: Final = 8
-"""A call may read WAL again, up to this many times ``largest_range``. If a call has to read more WAL again, the calls
-cost more than the stream."""
+"""The drain is over if the next call would read more than this many times ``largest_range`` of WAL that an earlier call
+has read. The stream then costs less."""
 _PREAMBLE: Final = 19
 """Bytes of binary COPY ahead of the first row, in the same message: signature, flags and extension."""
 _TRAILER: Final = 2
@@ -95,7 +95,7 @@ _U64: Final = Struct("!Q")
 
 @dataclass(frozen=True)
 class SlotCopy:
-    """A temporary copy of ``slot``, named ``name``, which belongs to ``connection``, with the plugin's options."""
+    """A temporary copy, named ``name``, of the replication slot ``slot``. The copy is dropped with ``connection``."""
 
     connection: ReplicationConnection
     wire: SocketReader
@@ -164,8 +164,7 @@ class Drain(FrameSource):
             self._advance_to(self._advanced)
 
     def end(self) -> None:
-        """Drops the copy of the slot when the drain is over. Otherwise the copy would retain WAL for as long as the
-        connection exists."""
+        """Drops the copy of the slot when the drain is over. Otherwise the copy would retain WAL during the stream."""
         self._advance(1)
         self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")
 
@@ -206,7 +205,7 @@ class Drain(FrameSource):
         return FrameBlock.of([keepalive_frame(self.position)])
 
     def _advance(self, least: int) -> None:
-        """Advances the slot to the durable LSN if it is at least ``least`` bytes of WAL ahead. Never moves it back."""
+        """Advances the slot to the durable LSN if that is at least ``least`` bytes ahead. Never moves the slot back."""
         if self._flushed - self._advanced >= least:
             self._advance_to(self._flushed)
 
@@ -215,8 +214,7 @@ class Drain(FrameSource):
             self._beside.execute(_ADVANCE, [self._slot, str(lsn)])
         except psycopg.Error as error:
             typed = of_exception(error).typed(f"slot {self._slot}")
-            # Another process, such as monitoring, may hold the slot for a moment. If it keeps the slot, the source
-            # keeps WAL.
+            # Another process, such as monitoring, may hold the slot for a moment. A slot held for longer retains WAL.
             self._refused_at = self._refused_at or time.monotonic()
             held = time.monotonic() - self._refused_at
             if not isinstance(typed, SlotActive) or held > self._limits.held_seconds:
