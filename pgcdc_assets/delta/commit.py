@@ -5,7 +5,7 @@ under a number that another writer has already used.
 
 The content of each file is durable before a commit names the file. Tasks make their data files durable. This module
 makes deletion vectors and commits durable. File names become durable later, when :func:`settle` syncs the folders of
-all tables of a turn together.
+several tables together.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 

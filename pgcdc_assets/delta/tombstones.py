@@ -3,8 +3,8 @@ consistent points still need.
 
 VACUUM deletes a file that is older than the table property ``delta.deletedFileRetentionDuration``, unless the newest
 version contains the file, or the log names a removal of it that is younger than this property. A file that was in the
-table for only a short time is protected by its own age nearly as long as by a named removal. With a turn every second,
-there are millions of such files. So checkpoints name only removed files that were in the table for longer than
+table for only a short time is protected by its own age nearly as long as by a named removal. With a Delta commit every
+second, there are millions of such files. So checkpoints name only removed files that were in the table for longer than
 SHORT_LIFE, and the property is longer than the retention of points by SHORT_LIFE.
 """
 

@@ -80,8 +80,8 @@ def planned(
 
 
 def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, reading: _Reading, *, again: bool) -> FeedPlan:
-    # An earlier turn may have derived changes with new columns that were never applied. If the feed were opened for the
-    # table without these columns, it would seem empty, and its rows would be derived a second time.
+    # An earlier transform may have derived changes with new columns that were never applied. If the feed were opened
+    # for the table without these columns, it would seem empty, and its rows would be derived a second time.
     feed = feeds.open(reading.table)
     start, end = reach.lsns.start, reach.lsns.end
     if not again and feed.covered.start <= after <= feed.covered.end:

@@ -41,8 +41,8 @@ FEWEST_MERGED: Final = 8
 soon be added next to them."""
 FEED_PROPERTIES: Final = {
     "delta.autoOptimize.autoCompact": "false",
-    # Each turn makes one Delta commit. Old commit files can be deleted soon, because the newest version contains all
-    # that we need.
+    # Each transform makes one Delta commit. Old commit files can be deleted soon, because the newest version contains
+    # all that we need.
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",

@@ -192,7 +192,7 @@ class _Size:
 
 
 def _sizes(span: LogSpan, segments: Sequence[Segment]) -> list[_Size]:
-    """Reads the sizes of all row groups from the files' footers. If the batches are small, as in most turns, reads
+    """Reads the sizes of all row groups from the files' footers. If the batches are small, as they usually are, reads
     nothing and returns an empty list."""
     if sum(batch.bytes for batch in span.batches) <= BUCKET_BYTES:
         return []

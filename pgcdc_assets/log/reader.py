@@ -178,15 +178,15 @@ class ChangeLog:
         return list(known.values())
 
     def written(self, batches: Sequence[BatchSummary]) -> dict[Lsn, datetime]:
-        """When each batch became durable, by the batch's end. Batches whose files were merged are left out."""
+        """Maps each batch's end to the time when it became durable. Leaves out batches whose files were merged."""
         if not batches:
             return {}
         noted = self._noted(batches[0].start, batches[-1].end)
         return {segment.batch_end: segment.written for segment in noted if segment.first_batch_end == segment.batch_end}
 
     def in_order(self, after: Lsn) -> Iterator[tuple[Segment, tuple[BatchSummary, ...]]]:
-        """The files with notes of batches that end above ``after``, in the order of the batches. A file is read when
-        the iterator comes to it."""
+        """Yields the files with notes of batches that end above ``after``, in the order of the batches. Reads a file
+        only when it is yielded."""
         for segment in sorted(self._noted(after, None), key=lambda segment: segment.batch_end):
             yield segment, self._summaries_in(segment)
 

@@ -148,13 +148,13 @@ class Store(ABC):
         del root
 
     def probe(self, root: Location) -> None:
-        """Raise the store's error if nothing can be written under the lake's root. Leaves nothing there."""
+        """Raise the store's error if files cannot be created and deleted under the lake's root."""
         probe = root / f"_probe_{uuid.uuid4().hex}"
         self.create(probe, b"")
         self.delete([probe])
 
     def free_bytes(self, root: Location) -> int | None:
-        """Free bytes of the file system that has, or will have, the lake. None for a store without a limit."""
+        """Free bytes of the lake's file system, even before the lake exists. None for a store without a limit."""
         del root
         return None
 

@@ -5,10 +5,10 @@ one succeeds; this is all that the store must guarantee. The holder adds a link 
 alive. A process may take the lease if the last link says that the lease was given back, or if no new link has appeared
 for ``TTL`` seconds by the process's own clock.
 
-Clocks of different machines are never compared. The holder counts ``TTL`` from before it sent its last link. Any other
-process counts from after it saw that link. So the holder stops before another process starts. Old links are deleted in
-ascending order. So a process that creates a number knows that this number never existed before if the previous number
-still exists.
+Clocks of different machines are never compared. The holder counts ``TTL`` from a time before it sent its last link. Any
+other process counts from a time after it saw that link. So the holder stops before another process starts. Old links
+are deleted in ascending order. So a process that creates a number knows that this number never existed before if the
+previous number still exists.
 
 A machine can be suspended after it has checked its clock and before it sends a write. So a process that takes a lease
 that was not given back also creates the files that the earlier holder would create next

@@ -40,10 +40,10 @@ def held(
     place: Location, *, guarding: Location | None = None, at_once: bool = False
 ) -> AbstractContextManager[Lease | None]:
     """Hold the lease of a place during the block. The block gets None instead if another process holds the lease. The
-    text is empty at the start, and after the block. Raises OSError if the place cannot be written. ``at_once``: give
-    None instead of waiting until it is known whether the last holder is alive. ``guarding``: a folder to which this
-    process's writes raise LeaseLost as soon as it is not certain that the process still holds the lease. A lock of a
-    local file cannot be lost."""
+    lease's text is empty at the start, and after the block. Raises OSError if the place cannot be written. ``at_once``:
+    give None instead of waiting until it is known whether the last holder is alive. ``guarding``: a folder to which
+    this process's writes raise LeaseLost as soon as it is not certain that the process still holds the lease. A lock of
+    a local file cannot be lost."""
     if place.scheme == LOCAL:
         return _file_held(place)
     return chainlease.held(place, guarding=guarding, at_once=at_once)

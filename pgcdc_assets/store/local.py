@@ -137,7 +137,7 @@ class LocalStore(Store):
         private_folder(Path(root.text))
 
     def probe(self, root: Location) -> None:
-        # A folder of its own, because a probe of the lake itself would have to create the lake first.
+        # Create and remove a folder, not a file in the lake: the lake may not exist yet.
         os.rmdir(tempfile.mkdtemp(prefix=".pgcdc-probe-", dir=_existing(root)))
 
     def free_bytes(self, root: Location) -> int | None:

@@ -103,9 +103,8 @@ def private_log(path: Path) -> IO[bytes]:
 
 
 def rotate(path: Path) -> None:
-    """Move the content of a log above 10 MiB to ``<name>.1``, while processes go on to write it. Java and the receiver
-    hold the file open, so it keeps its name: the content is copied, and the file is emptied. Lines that come in between
-    are lost."""
+    """Copy a log above 10 MiB to ``<name>.1``, then truncate it. A rename would not do, because Java and the receiver
+    keep the file open. Lines that they write between the copy and the truncation are lost."""
     with suppress(OSError):
         if path.stat().st_size > _LOG_BYTES:
             shutil.copyfile(path, _earlier(path))
@@ -114,7 +113,7 @@ def rotate(path: Path) -> None:
 
 @contextmanager
 def rotated(path: Path) -> Iterator[None]:
-    """Rotate a log from time to time during the block."""
+    """During the block, calls :func:`rotate` every ten seconds."""
     done = threading.Event()
 
     def work() -> None:

@@ -44,7 +44,7 @@ _REST_SECONDS = 1.0
 """Seconds between two attempts of a catalog query while another session has a table locked. Each attempt waits up to
 half a second for the lock."""
 _ASK_SECONDS = 0.1
-"""Seconds between requests for a keepalive while a goal or mark is not reached and no frames arrive."""
+"""Seconds between requests for a keepalive until the LSN of an order UNTIL or MARK is reached, if no frames arrive."""
 
 
 class Receiver:

@@ -32,7 +32,7 @@ class StreamPositions:
     """All transactions that commit below this LSN have been received. It need not be a boundary."""
     goal: Endpos | None = None
     arrived: bool = False
-    """Whether the goal is reached. Frames past the goal are not taken."""
+    """Whether the goal (the LSN of the order UNTIL) is reached. Frames past the goal are not taken."""
 
     def __post_init__(self) -> None:
         self.boundary = self.transform_lsn

@@ -35,7 +35,7 @@ from pgcdc_assets.source.connect.connection import encoding_of
 from pgcdc_assets.source.connect.failures import no_publication
 from pgcdc_assets.structure.differences import changes
 
-# The query goes up from each leaf, because a partition that has partitions itself may also be detached and attached.
+# The query follows each leaf's parents, because a partition that has partitions may also be detached and attached.
 _ATTACHED = """
 WITH RECURSIVE chain (leaf, parent, level, mark) AS (
   SELECT inhrelid, inhparent, 1, ARRAY[inhparent::int8, xmin::text::int8]

@@ -218,8 +218,8 @@ def _opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
 
 
 def _session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
-    """Returns a statement that makes all session settings again, because a pooler may drop the start-up options. Its
-    first column is the session's pid, because a pooler does not report the right pid."""
+    """Returns a statement with all session settings, because a pooler may drop the start-up options. Its first column
+    is the session's pid, because a pooler does not report the right pid."""
     late = {"client_encoding": conn.encoding.name}
     # Servers before 17 have no transaction_timeout, and would refuse a connection that names it at start-up.
     if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:

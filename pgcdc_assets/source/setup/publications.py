@@ -29,7 +29,7 @@ table (SHARE UPDATE EXCLUSIVE), but not for writers. We hold no other lock durin
 behind us waits for no other table. PostgreSQL cancels an autovacuum for a session that waits for longer than
 deadlock_timeout (default: a second)."""
 _BRIEF_SECONDS = 0.1
-"""lock_timeout in seconds for a table that is added during a run. The run tries again later."""
+"""lock_timeout in seconds for a table that is added during a run. The run retries later."""
 _PATIENCE_SECONDS = 30
 """Seconds without progress after which setup gives up."""
 

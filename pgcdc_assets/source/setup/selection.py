@@ -127,8 +127,8 @@ def _published(relation: CatalogRelation, version: int) -> list[str]:
 
 
 def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int], *, later: bool = False) -> list[int]:
-    """Returns these tables, and all leaves of partitioned tables. A copy reads each leaf by itself, and needs the right
-    to read each leaf. ``later`` includes leaves whose rows are not decoded yet, such as UNLOGGED leaves."""
+    """Returns these tables, and all leaves of partitioned tables. A copy reads each leaf separately, and needs the
+    right to read each leaf. ``later`` includes leaves whose rows are not decoded yet, such as UNLOGGED leaves."""
     relations = read_relations(conn, tables)
     roots = [oid for oid, relation in relations.items() if relation.partitioned]
     leaves = {leaf for group in read_leaves(conn, roots).values() for leaf in group}

@@ -1,4 +1,4 @@
-"""Creates publications and slot on the source, publications first, and removes them again.
+"""Creates the publications, and then the slot, on the source. Also removes them.
 
 Nothing here makes a write on the source fail. A table without a usable replica identity is published for inserts and
 truncate only, in a second publication. Setup alters no table, and no publication that somebody else made. Our
@@ -108,7 +108,7 @@ def setup(
     settings: Settings, conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
     made: Container[str] = (), making: Callable[[list[str]], None] = lambda things: None,
 ) -> SetupReport:  # fmt: skip
-    """Checks the source, creates missing publications and slot, and reads the catalog. It is safe to call again.
+    """Checks the source, creates missing publications and slot, and reads the catalog. It may be called repeatedly.
 
     ``made``: objects that an earlier setup of this project created, like ``slot pgcdc``. ``making`` is called with each
     publication and slot right before its creation, because the source does not show which of several projects with the
