@@ -192,7 +192,7 @@ class PreparedLost(PgcdcError):
 
 
 class IdentityMismatch(PgcdcError):
-    """The source's system, database, slot or timeline is not the one that the change log belongs to."""
+    """The source's system, database, slot or timeline is not the one that the change log records."""
 
 
 class LogAhead(PgcdcError):

@@ -148,7 +148,7 @@ def unreadable(path: Location, error: Exception) -> PgcdcError:
 
 
 def of_the_machine(error: OSError) -> MachineError | None:
-    """The error in our words, if the operating system would refuse the same for every other table; otherwise None."""
+    """The MachineError, if the operating system would refuse the same for every other table; otherwise None."""
     return MachineError(_system(error), thing="lake", do=ROOM) if _of_the_machine(error) else None
 
 

@@ -121,8 +121,8 @@ class SavedCatalog:
 
 @dataclass(frozen=True)
 class ProjectNote:
-    """A file of the project that records which lake is its own, and what ``setup`` created on the source. A lake is
-    identified by the id of its change log, not by its location, so a lake that was moved is still the same lake."""
+    """A file of the project that records which lake is the project's, and what ``setup`` created on the source. A lake
+    is identified by the id of its change log, not by its location, so a lake that was moved is still the same lake."""
 
     lake: str | None = None
     """The location of the project's lake. None until the lake has a change log."""

@@ -32,7 +32,7 @@ _CONNECT_SECONDS = 5
 
 @dataclass(frozen=True)
 class Saved:
-    """The saved identity of the stream to which the project's catalog, or the lake's change log, belongs."""
+    """The stream that the project was set up with, as the saved catalog or the lake's change log records it."""
 
     thing: str
     identity: Identity
@@ -130,8 +130,7 @@ def refuse_other_identity(settings: Settings, found: Identity) -> None:
 
 
 def known_identity(settings: Settings, found: Identity) -> Identity:
-    """The identity under which log and catalog know the stream ``found``. They keep the old name of a renamed
-    database."""
+    """The identity that log and catalog record for the stream ``found``: it keeps a renamed database's old name."""
     return next((one.identity for one in reversed(_saved(settings)) if one.identity.is_same(found)), found)
 
 

@@ -143,7 +143,7 @@ def _examples(source: SourceSide, mirror: MirrorSide, seed: Seed, found: Differe
 
 
 def _sampled(side: Side, key: list[int], seed: Seed, wanted: np.ndarray) -> dict[int, _Sample]:
-    """The first row that has each wanted key digest, by the key digest."""
+    """Maps each wanted key digest to the first row that has this digest."""
     samples: dict[int, _Sample] = {}
     for part in side.parts(shown=True):
         for digest, sample in read_whole(partial(_samples, part, key, seed, wanted)):
@@ -222,7 +222,7 @@ def _sums_of_words(content: npt.NDArray[np.uint8], starts: Digests, lengths: Dig
 
 
 def _mixed(values: Digests) -> Digests:
-    """One step of SplitMix64, a hash function for integers. It adds the constant because 0 alone would stay 0."""
+    """One step of SplitMix64, a hash function for integers. It adds a constant first, because 0 would stay 0."""
     return mixed(values + np.uint64(0x9E3779B97F4A7C15))
 
 

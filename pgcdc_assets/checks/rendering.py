@@ -87,7 +87,7 @@ def rendering(column: Column, kind: pa.DataType | None) -> Rendering:
 
 
 def with_raw(text: pa.Array, values: pa.Array, raw: pa.Array | None, name: str) -> pa.Array:
-    """``text``, but rows with a text for the column in ``_pgcdc_raw`` get that text. There ``values`` must be NULL."""
+    """``text``, but rows with a text for the column in ``_pgcdc_raw`` get that text. Their ``values`` must be NULL."""
     if raw is None or raw.null_count == len(raw):
         return text
     written = pc.map_lookup(raw, pa.scalar(name), "first").cast(pa.large_string())

@@ -100,7 +100,7 @@ def _published_tables(
 
 def _without_identity(conn: SourceConnection, entries: Mapping[int, Published]) -> frozenset[TableName]:
     """Relations whose updates or deletes PostgreSQL refuses. For partitioned tables, the replica identity of the leaves
-    decides, not that of the root."""
+    decides, not the root's."""
     published = {oid: entry for oid, entry in entries.items() if entry.updates or entry.deletes}
     relations = read_relations(conn, published)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])

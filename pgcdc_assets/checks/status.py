@@ -215,7 +215,7 @@ def _reachable(settings: Settings) -> str:
 
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
     """Adds the facts about the source. The slot is read first, then the log, then the WAL. Positions only move up, so a
-    slot that seems to be ahead of the log really is ahead of it. The same is true of a log ahead of the WAL."""
+    slot that seems to be ahead of the log really is ahead of it. The same holds for the log and the WAL."""
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
         slot = slot_status(conn, settings.slot)

@@ -218,7 +218,7 @@ def _carried(table: Table) -> set[TableName]:
 def _identities(facts: Facts) -> Iterator[Problem]:
     left_out, leafless = _left_out(facts), _leafless(facts)
     if facts.source is not None:
-        # In a publication that setup did not make, a table may never have had a replica identity: only a warning.
+        # In a publication that setup did not make, a table may never have had a replica identity, so this is a warning.
         known = frozenset() if facts.source.ours else frozenset(t.name for t in facts.tables if not t.updates_seen)
         for name in sorted(facts.source.without_identity):
             say = warning if name in known else error

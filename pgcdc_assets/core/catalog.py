@@ -69,7 +69,7 @@ class Leaf:
     is attached, added or dropped columns do not change the mapping, because a partition's columns change only together
     with the root's columns."""
     listed: Marks = ()
-    """The rows of the table's publications that list this leaf itself."""
+    """The catalog rows by which the table's publications list this leaf itself."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -224,8 +224,8 @@ class Table:
     @property
     def descent(self) -> Lineage:
         """The table's lineage; if the structure has not changed since the copy, the lineage of the copy. It uses
-        ``attnums_given`` rather than ``columns``, because ``columns`` may include columns that rows added after the
-        copy."""
+        ``attnums_given`` rather than ``columns``, because ``columns`` may include columns that were first found in rows
+        after the copy."""
         return self.lineage or Lineage(0, self.attnums_given or self.highest_attnum, 0)
 
     @property

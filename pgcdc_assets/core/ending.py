@@ -15,8 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 BOUNDARY_SECONDS = 6.0
-"""Seconds after the first signal at which the main thread is interrupted if the current turn has not ended by
-itself."""
+"""If the process is not at a boundary this many seconds after the first signal, its main thread is interrupted."""
 END_SECONDS = 9.0
 """Seconds from the first signal to the end of the process."""
 SECOND_SECONDS = 1.5

@@ -11,12 +11,13 @@ from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.lsn import ZERO, Lsn
 
 FOREIGN_WAL_BYTES = 16 << 20
-"""One WAL segment. The slot may keep this much WAL of unfollowed tables before a run is requested to confirm it."""
+"""One WAL segment. The slot may keep this much WAL without published changes before a run is requested to confirm
+it."""
 
 _FIRST_PAUSE_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 600.0
-"""The longest pause after runs that fail one after another. The first pause has the first value. Each further failure
-doubles the pause, up to the second value."""
+"""The pause after a failed run, and the longest pause if several runs fail in a row: each further failure doubles the
+pause."""
 
 
 @dataclass(frozen=True)

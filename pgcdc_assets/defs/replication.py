@@ -41,9 +41,9 @@ class Replication:
         return Names(self.settings.name, self.prefix)
 
     def within(self, context: dg.OpExecutionContext | dg.SensorEvaluationContext) -> Self:
-        """A copy of this with ``outside`` (the prefix that the code location of a run or sensor puts before our asset
-        keys) and ``shown``. Dagster does not report the prefix, so it is derived from the location's key of the change
-        log."""
+        """A copy of this object with ``outside`` (the prefix that the code location of a run or sensor puts before our
+        asset keys) and ``shown``. Dagster does not report the prefix, so it is derived from the location's key of the
+        change log."""
         repository = location_of(context)
         if repository is None:
             return self
@@ -74,7 +74,7 @@ class Replication:
 
     @cached_property
     def _specs(self) -> dict[tuple[Stage, Table], dg.AssetSpec]:
-        """Specs that were made already. Loading a location asks several times for each."""
+        """Specs that were made already. Dagster requests each spec several times when it loads a location."""
         return {}
 
     def _with_lineage(self, stage: Stage, table: Table) -> dg.AssetSpec:

@@ -153,7 +153,7 @@ def limit_pool(instance: dg.DagsterInstance, names: Names) -> None:
 
 
 def reserve(of: Replication, instance: dg.DagsterInstance) -> None:
-    """Reserve the source's names in the instance. Raises WrongInstance if another project has them."""
+    """Claim the source's partition sets and pool in the instance. Raises WrongInstance if another project owns them."""
     if catalog := load_catalog(of.settings.catalog_file):
         claim(instance, of.names, catalog.identity)
     limit_pool(instance, of.names)
@@ -161,9 +161,9 @@ def reserve(of: Replication, instance: dg.DagsterInstance) -> None:
 
 @contextmanager
 def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading.Event | None = None) -> Iterator[None]:
-    """Wraps the work of every run that writes: writes the source and the process into the run's tags, checks that the
-    source's names in the instance are this project's, and marks dead runs as failed. With ``stop``, signals end the run
-    at a boundary. Our errors are raised as Dagster failures whose text is one line."""
+    """Wraps the work of every run that writes. Tags the run with its source and process, claims the source's names in
+    Dagster (:func:`reserve`), and marks dead runs as failed. With ``stop``, signals end the run at a boundary. Our
+    errors are raised as Dagster failures whose text is one line."""
     mark_process(context, of.names)
     if of.settings.log_format == logs.JSON and not logs.as_json():
         # A run of Dagster's own process. Under a command, the command has begun this.

@@ -46,7 +46,7 @@ _WORDS = ("blue", "green", "ümlaut", "naïve", "日本語", "🐘", "tab\there"
 
 @dataclass(frozen=True)
 class Shop:
-    """The shop's actions: each method runs one transaction's statements. An equal ``random`` makes the same choices."""
+    """The shop's actions: each method runs one transaction's statements. Equal ``random`` states give equal choices."""
 
     random: random.Random
 

@@ -28,9 +28,9 @@ def check(work: Work, span: LsnRange) -> RangeReport:
 
 
 def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-    """Write the change feeds of a range again, from the log. If a part of the range is above a table's ``replay_lsn``,
-    the derivation of this part starts at ``replay_lsn``, as in the turn that will apply the part. The part below the
-    table's ``snapshot_lsn`` is skipped, because it may contain rows of another table."""
+    """Write the change feeds of a range again, from the log. The part below a table's ``snapshot_lsn`` is skipped,
+    because it may contain rows of another table. The part above a table's ``replay_lsn`` is derived from ``replay_lsn``
+    on, as the turn that will apply it does."""
     span = widened(work, span)
     entries = [_readable(work, name) for name in tables]
     asked: dict[tuple[LsnRange, bool], list[Followed]] = {}

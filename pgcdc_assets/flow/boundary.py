@@ -50,7 +50,7 @@ class Boundary:
         self._request: PlacedRequest | None = None
 
     def prepare(self) -> None:
-        """Run a sync before the snapshot is taken, so that the mirrors catch up. Not needed if a sync is running.
+        """Run a sync before the snapshot is taken, so that the mirrors catch up. Skipped if a sync is running.
         LakeError if no table can be compared."""
         self._refuse()
         if lock.holder(self._layout) is None:
@@ -63,8 +63,8 @@ class Boundary:
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
         """Take a snapshot of the source. During this time the running sync starts no turn, so that no turn goes beyond
-        the snapshot's LSN. Creating a slot waits for all open transactions, so this method first waits for old
-        transactions, before it pauses the sync."""
+        the snapshot's LSN. The snapshot needs a new slot, whose creation waits for all open transactions. So this
+        method waits for old transactions before it pauses the sync."""
         deadline = time.monotonic() + LOCK_SECONDS
         with ExitStack() as stack:
             yield self._taken(stack, deadline)

@@ -75,7 +75,7 @@ class CatalogWatch:
         self._stream = stream
         self._structure = structure
         self._seen: CatalogSnapshot | None = None
-        """The last catalog check. None before the first check, and after a copy whose table differs from the check."""
+        """The last catalog check. None before the first check, and after the copy of a table that differs from it."""
         self.seen_at = ZERO
         """The log must reach this LSN before points list tables that were renamed or restructured."""
         self._checked_at = time.monotonic()

@@ -61,8 +61,8 @@ def copy(
     work: Work, conninfo: str, names: Sequence[TableName], channel: CopyChannel, count: CopyCount
 ) -> Failures:  # fmt: skip
     """Copy the tables under one exported snapshot; runs in the copies' thread. Returns the tables that were not copied,
-    and why. Tables that our role may not read are left out before the snapshot. The state ``copying`` is durable before
-    the first row is committed, so after a crash the mirror's ``snapshot_lsn`` shows whether the copy was committed."""
+    and why. Tables that our role may not read are left out before the snapshot. The state ``copying`` with the copy's
+    LSN is durable before any row is committed. After a crash, the mirror's ``snapshot_lsn`` is compared with it."""
     lacking = _lacking_rights(work.catalog, conninfo, names)
     names = [name for name in names if name not in lacking]
     if not names:
@@ -167,7 +167,7 @@ class Copies:
             self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel, self.count)
 
     def allow_again(self) -> None:
-        """Allow new copies of all tables, in follow mode and if no copy is in progress. Called at each regular catalog
+        """Reset all counts of copies, in follow mode and if no copy is in progress. Called at each regular catalog
         check."""
         if self._follow and self._round is None:
             self._rounds.clear()

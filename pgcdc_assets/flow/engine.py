@@ -81,11 +81,12 @@ class Engine:
     def sync(
         self, bounds: Bounds, *, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
     ) -> SyncReport:  # fmt: skip
-        """Copy tables that are not copied yet, receive, and apply, until ``bounds`` end the sync. ``copy_anew``: tables
-        to copy again. ``heal``: tables that were set aside, to resume. If either is given, a sync in follow mode that
-        runs in another process pauses for this sync. In follow mode, this sync also pauses for other commands,
-        continues afterwards unless it has a time limit, and connects again after it has lost the source. Without follow
-        mode, the sync is repeated, at most COPY_ROUNDS times, until no table is left behind."""
+        """Copy new tables, receive, and apply, until ``bounds`` end the sync. ``copy_anew``: tables to copy again.
+        ``heal``: set-aside tables to resume. Without follow mode, the sync is repeated, at most COPY_ROUNDS times,
+        while tables wait for a copy or are in no point; with ``copy_anew`` or ``heal``, another process's sync in
+        follow mode pauses for it. In follow mode, the sync pauses while a command needs the lake, or ends there if it
+        has a time limit. It connects again if it loses the source, except in a first pass with ``copy_anew`` or
+        ``heal``."""
         if copy_anew or heal:
             self._refuse_while_paused()
         started = time.monotonic()
@@ -108,7 +109,7 @@ class Engine:
                 report = self._sync(bounds.from_now(time.monotonic() - started)).after(report)
             except LockHeld as held:
                 # Another command took the lock first. A sync that paused or lost the source waits for this command. Any
-                # other sync ends, maybe with tables left behind.
+                # other sync ends, maybe with tables that still wait for a copy.
                 report = report if report.lost is None else replace(report, lost=held)
             except (SourceUnavailable, SlotActive) as error:
                 # The server may need a minute to notice that the session that held the slot has ended.

@@ -32,8 +32,8 @@ class ListedTables:
 
     @property
     def shown_from(self) -> Lsn:
-        """The LSN from which on the source has the present structures of all mirrors; ZERO if the newest point is at or
-        above this LSN."""
+        """At this LSN and above, the source has the structures that the mirrors have now. ZERO if the newest point is
+        not below it."""
         newest, since = self._points.newest(), listing.structures_from(self._records.values())
         return ZERO if newest is not None and newest.replay_lsn >= since else since
 
@@ -47,9 +47,9 @@ class ListedTables:
         return listing.versions_at(self._records.values(), lsn)
 
     def kept_at(self, lsn: Lsn) -> Point | None:
-        """The entries that a new point at ``lsn`` must take over from the newest point: those of tables that have since
-        got another structure or name, that are no longer known, or whose names other tables have now. None without such
-        entries, or if the newest point is at another LSN."""
+        """The newest point's entries that a new point at ``lsn`` must repeat: the entries of tables whose structure or
+        name has changed since, that are no longer known, or whose names other tables have now. None if there are no
+        such entries, or if the newest point is at another LSN."""
         newest = self._points.newest()
         if newest is None or newest.replay_lsn != lsn:
             return None

@@ -215,8 +215,8 @@ class Maintenance:
                     self._report.optimized.append(name)
 
     def publish(self) -> None:
-        """Publish the newest point again, with the present versions of mirrors that are still at its LSN. Otherwise the
-        position of a table without changes would depend forever on an old version."""
+        """Publish the newest point again, with the present versions of mirrors whose rows are the same. Otherwise the
+        point would need old versions of unchanged tables, and their files, forever."""
         newest = self._work.progress.points.newest()
         if newest is not None:
             self._work.progress.republish(self._level(newest))

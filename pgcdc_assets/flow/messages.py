@@ -94,7 +94,7 @@ def _opened(work: Work) -> MessageFeed:
     feed = MessageFeed(work.layout, work.identity, Encoding.of(work.catalog.encoding))
     newest = work.progress.points.newest()
     if newest is not None and newest.messages is not None:
-        # Without new messages, the feed makes no Delta commit, so the position that the feed stores may be lower.
+        # Without new messages, the feed makes no Delta commit, so its stored position may be below the point.
         feed.known_to(newest.replay_lsn)
     return feed
 

@@ -47,7 +47,7 @@ class TablesProgress:
 
     def _note_away(self) -> None:
         """Find the tables that were listed by a point since their last copy, but are not in the newest point: each had
-        another name at the newest point. Points list such a table again only at or above the next catalog check."""
+        another name at that point's LSN. Points list such a table again only from the next catalog check's LSN on."""
         newest = self.points.newest()
         if newest is None:
             return
@@ -216,7 +216,7 @@ class TablesProgress:
                 self._tables[table.name] = replace(entry, listed_from=None) if table.name in altered else entry
 
     def listed_from(self, position: Lsn) -> None:
-        """Note that the catalog showed all tables under their present names before the source reached ``position``."""
+        """Let points list all tables from ``position`` on: the catalog showed their present names before this LSN."""
         with self._noting:
             for name, entry in self._tables.items():
                 if entry.listed_from is None:
@@ -333,7 +333,7 @@ class TablesProgress:
         followed table. ``messages``: the position of the feed of messages, if the feed is complete to ``lsn``.
 
         LakeError, before anything is written, if ``lsn`` is above ``transform_lsn``, the log's recorded position. A
-        source is compared with the log only, so a point above the log could have an LSN that a restored or promoted
+        restored or promoted source is compared with the log only, so a point above the log could have an LSN that this
         source never had. No point is made below the newest point. A table whose copy took long is behind the other
         tables, and a newly copied table is ahead of them: a point lists such a table once it is at the same LSN.
         """

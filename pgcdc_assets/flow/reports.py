@@ -18,7 +18,7 @@ from pgcdc_assets.mirror.target import CopyCount, CopyReport
 
 @dataclass(frozen=True)
 class TableTurn:
-    """One table's part of a range: the sums over the range's turns."""
+    """One table's changes in one turn (one pass of transform, apply, publish), or added up over a range's turns."""
 
     table: TableName
     replay_lsn: Lsn
@@ -123,7 +123,7 @@ class SyncReport:
     gave_way: bool = False
     """Whether the run ended because a command waits for the lake."""
     left: list[tuple[TableName, str]] = field(default_factory=list)
-    """Tables that a run without ``follow`` left behind, and why: they wait for a copy, or no point lists them yet."""
+    """At the end of a run without ``follow``: tables that wait for a copy or are in no point yet, with the reason."""
 
     lost: PgcdcError | None = None
     """The error with which a run in follow mode lost its connection to the source, if this ended the run."""

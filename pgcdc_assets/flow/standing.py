@@ -117,5 +117,5 @@ def _oid(row: StateRow) -> int | None:
 
 
 def _newer(table: Table, than: Table) -> bool:
-    """Whether the structure of ``table`` is later than the structure of ``than``, both since the same copy."""
+    """Whether ``table`` has a later structure than ``than``. Both describe one table, after the same copy."""
     return (table.lineage.number if table.lineage else 0) > (than.lineage.number if than.lineage else 0)

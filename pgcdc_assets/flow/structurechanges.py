@@ -76,7 +76,7 @@ class StructureChanges:
                 pass
 
     def _reshape(self, found: Reshape, record: TableRecord, now: Table, since: Lsn) -> None:
-        """Begin to change the mirror to the new structure, which the source has at ``since`` at the latest."""
+        """Begin to change the mirror to the new structure, which the source has at ``since`` and maybe had earlier."""
         if found.leaves:
             # The feed may contain rows of a removed leaf partition that are not applied yet.
             self._work.feeds.open(record.table).end_at(record.replay_lsn)

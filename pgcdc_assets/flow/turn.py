@@ -66,8 +66,9 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
     other table.
 
     The check is needed because rows published via the root look like all other rows of the root, and because the
-    catalog no longer shows a partition that was dropped or detached. ``span`` continues beyond the turn to the log's
-    end, because a partition may be attached, with rows that the stream never sends, before its first row in the log.
+    catalog no longer shows a partition that was dropped or detached. ``span`` reaches beyond the turn to the log's end:
+    a partition may be attached during the turn, with rows that the stream never sends, although its first row in the
+    log follows only after the turn.
     """
     for entry in tables:
         name, oid = entry.table.name, entry.table.oid

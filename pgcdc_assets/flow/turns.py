@@ -1,5 +1,5 @@
-"""Carries out the turns of one run, and publishes a point after each turn that needs one. If rows with another
-structure arrive, the catalog is checked and the mirrors get the new structure."""
+"""Carries out the turns of one run: a turn applies the log, up to one boundary, to the followed mirrors. A consistent
+point is then published if it is due. Rows with a new structure cause a catalog check, which changes the mirrors."""
 
 from __future__ import annotations
 

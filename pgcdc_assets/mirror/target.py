@@ -153,7 +153,7 @@ class Target(Protocol):
         """The mirror's newest version, even if another writer committed it; -1 if there is no mirror."""
 
     def rows(self, name: TableName) -> int | None:
-        """The row count of the mirror's newest version; None if there is no mirror, or its files do not say."""
+        """The row count of the mirror's newest version; None if there is no mirror, or its files do not record it."""
 
     @property
     def changed(self) -> Mapping[TableName, str]:

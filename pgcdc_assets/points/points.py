@@ -175,7 +175,7 @@ class _Pruning:
     """Tables whose newest listing has not been found yet."""
     now: datetime
     _newer: int | None = None
-    """The time of the first point after the points of the next file; None before the newest file."""
+    """The time of the oldest point newer than all points of the next file; None before the newest file."""
 
     def staying(self, file: LedgerFile) -> pa.BooleanArray:
         times = file.rows(AT.name)[AT.name].combine_chunks().cast(pa.int64()).to_numpy()

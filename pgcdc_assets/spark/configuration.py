@@ -57,7 +57,7 @@ def configuration(settings: Settings) -> dict[str, str]:
 
 
 def reading(master: str) -> dict[str, str]:
-    """Returns the settings with which a session reads mirrors, and reads all values right. Fetches Delta's jars at the
+    """Returns the settings with which a session reads all values of mirrors correctly. Fetches Delta's jars at the
     first use."""
     jars = [str(jar) for jar in delta_jars()]
     return {
@@ -65,7 +65,7 @@ def reading(master: str) -> dict[str, str]:
         "spark.sql.extensions": EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.session.timeZone": "UTC",
-        # Otherwise Spark's pushed-down filters shift the ten days that October 1582 did not have, and skip rows.
+        # Otherwise Spark's pushed-down filters shift dates in the ten days that October 1582 lacked, and miss rows.
         "spark.sql.datetime.java8API.enabled": "true",
         "spark.sql.caseSensitive": "false",
         "spark.sql.ansi.enabled": "true",

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 EXECUTOR_SECONDS: Final = 600.0
 """Time limit for the first executor. A cluster that adds machines on demand takes minutes."""
 _SETTLED_SECONDS: Final = 3.0
-"""Executors of one application register almost together. If none has registered for this long, all have registered."""
+"""Executors of one application register almost together. If no other executor registers for this long, all have
+registered."""
 _POLL_SECONDS: Final = 0.1
 _DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 _CAN_START: Final = "see in its UI whether it has the cores and the memory that `spark.executor.*` ask for"

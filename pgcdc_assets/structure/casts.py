@@ -10,7 +10,7 @@ from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.protocol.text.types import arrow_type
 
 _TEXTS: Final = frozenset({25, 1043})
-"""text and varchar, whose text is the same. The text of bpchar differs: it includes the padding blanks."""
+"""The types text and varchar: a value has the same text in both. In bpchar, the text includes the padding blanks."""
 
 
 def keeps_text(was: PgType, is_: PgType) -> bool:

@@ -21,7 +21,7 @@ class Difference(Enum):
     PARTITIONS = auto()
     """Partitions were added or removed."""
     PARTITIONS_UNTOLD = auto()
-    """Partitions whose rows the mirror cannot find were removed, or partitions were removed and added again."""
+    """Partitions were removed whose rows cannot be found in the mirror, or partitions were removed and added again."""
     REWRITTEN = auto()
     """ALTER TABLE rewrote the rows."""
     NEW_FILES = auto()

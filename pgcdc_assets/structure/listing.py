@@ -25,7 +25,7 @@ def versions_at(records: Iterable[TableRecord], lsn: Lsn) -> dict[TableName, int
 
 
 def structures_from(records: Iterable[TableRecord]) -> Lsn:
-    """The lowest LSN from which on the source certainly has, for all followed tables, the structures of the mirrors."""
+    """The lowest LSN at and above which the source certainly has the structures of all followed tables' mirrors."""
     lineages = (record.table.lineage for record in records if record.followed)
     return max((Lsn(lineage.since) for lineage in lineages if lineage is not None), default=ZERO)
 

@@ -61,8 +61,9 @@ class TableRecord:
     """Whether the structure or the folder of the mirror is being changed. During this time nothing is applied to the
     mirror, and no copy begins."""
     since_columns: tuple[Lsn, Marks] | None = None
-    """Set while the mirror lacks new columns that are NULL in all older rows: an LSN from which on the source certainly
-    has these columns, and the :data:`Marks` of all columns at the catalog check that showed the new columns."""
+    """Set while the mirror lacks new columns that are NULL in all older rows: an LSN at and above which the source
+    certainly has these columns, and the :data:`Marks` of all columns at the catalog check that showed the new
+    columns."""
     columns: Marks | None = None
     """attnum and xmin of all columns at the last catalog check; None before the first check."""
     unread: UnreadRows | None = None

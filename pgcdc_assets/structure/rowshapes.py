@@ -189,7 +189,7 @@ def _known(table: Table, shape: Shape, column: ShapeColumn) -> Column | None:
     """The mirror's column for a column of the shape; None if the mirror has no such column. A column that the catalog
     no longer had is found by name and type. A column of a leaf is found by its attnum at the root, because its name may
     belong to another column. If that attnum is not known, the column is found by name: any other change of columns then
-    has the table copied again."""
+    causes a new copy."""
     leaf = _numbered(table, shape)
     if leaf is None and _leaf(table, shape):
         return next((known for known in table.columns if known.name == column.name), None)

@@ -52,9 +52,9 @@ class Collapsing:
     files: tuple[Location, ...]
     span: LsnRange
     target: MergeTarget
-    """The folder for new files, and the mirror's files to read (none after a truncate, or with inserts alone)."""
+    """The folder for new files, and the mirror's files to read (none if no file has to be read)."""
     divided: bool = False
-    """The unit has only the events of some keys. The other halves of key changes may be in other units."""
+    """The unit has only the events of some keys. One half of a key change may be in another unit."""
     arrivals: tuple[Location, ...] = ()
     """More feed files: the new halves of key changes."""
     masked: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class Collapsing:
     repair: bool = False
     """Whether this is a repair. The mirror has already applied the span, so it is not known which keys it holds."""
     touched: LsnRange | None = None
-    """For repairs: derive only the keys that changed in this range, and keys to which their rows moved. None: all."""
+    """For repairs: derive only keys that changed in this range, and keys to which their rows moved. None: all keys."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Effect:
 
 
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
-    """Do several units, one after another. A unit with contradicting changes or an unreadable file fails alone."""
+    """Do several units, one after another. Contradicting changes or an unreadable file fail only their unit."""
     effects = [_effect(unit) for unit in units]
     passed(FaultPoint.COLLAPSED)
     return effects
@@ -204,9 +204,9 @@ class PendingChanges:
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
 
     def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
-        """Divide the work by bucket of keys. Returns one unit if a bucket would need events of a row under a key of
-        another bucket. ``together``: rows are followed from key to key, so one unit needs both halves of a key
-        change."""
+        """Divide the work by bucket of keys. Returns one unit for all keys if a bucket would need events that its rows
+        have under keys of another bucket. ``together``: a unit needs both halves of each key change, because rows are
+        followed from key to key."""
         size = sum(file.size for file in self.files)
         unit = Collapsing(
             self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves, bytes=size

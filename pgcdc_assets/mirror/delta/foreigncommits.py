@@ -1,6 +1,6 @@
 """Finds the commits by which another writer changed rows of a mirror. Comments, properties, columns that another writer
-adds, OPTIMIZE and VACUUM change no row. Any other commit by another writer makes the mirror differ from the source,
-which no position shows. Such a table is reported until it is copied again."""
+adds, OPTIMIZE and VACUUM change no row. Any other commit by another writer may make the mirror differ from the source,
+although the mirror's LSN does not change. Such a table is reported until it is copied again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPARK: Final = "Apache-Spark"
 
 @dataclass(frozen=True)
 class Seen:
-    """What a sequence of commits did to a mirror. ``copied``: whether one of them is a snapshot copy. ``change``: the
+    """What a sequence of commits did to a mirror. ``copied``: whether it contains a snapshot copy. ``change``: the
     first change of rows by another writer after the last copy."""
 
     copied: bool = False
@@ -45,7 +45,7 @@ def seen(folder: Location, owner: str, commits: Mapping[int, Sequence[Action]]) 
 
 
 def change_since(folder: Location, owner: str, version: int) -> str | None:
-    """The first change of rows by another writer after a published version. LakeError if the log does not say."""
+    """The first change of rows by another writer after a published version. LakeError if a commit is damaged."""
     commits: dict[int, Sequence[Action]] = {}
     number = version + 1
     while (actions := commit_if_there(folder / DELTA_LOG, number)) is not None:
@@ -73,8 +73,8 @@ class _File:
 
 
 def _file(folder: Location, action: dict[str, Any]) -> _File | None:
-    """The file of an add or remove action. None if the file cannot be read: it was deleted since, or the next reader of
-    the file reports the error."""
+    """The file of an add or remove action. None if the file cannot be read: either it was deleted since, or its next
+    reader reports the error."""
     try:
         with opened_parquet(folder / unquote(action["path"])) as file:
             footer = file.metadata

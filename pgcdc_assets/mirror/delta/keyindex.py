@@ -93,7 +93,7 @@ class _Step:
 
 
 class _Spelling:
-    """Converts each list to a text, equal for equal lists, because Arrow does not compare lists."""
+    """Converts lists to texts, because Arrow does not compare lists. Equal lists get equal texts."""
 
     def __init__(self, lists: pa.ListArray) -> None:
         """Learn the distinct elements of ``lists``. In :meth:`of`, any other element is written as ``?``."""

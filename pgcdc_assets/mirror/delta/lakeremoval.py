@@ -23,7 +23,7 @@ def remove_lake(layout: Layout) -> list[str]:
         for folder in mirrors:
             remove_table(folder)
             _delete_empty(folder)
-    # This folder records for which tables mirrors were begun, so it is deleted last.
+    # This folder records which tables may have a mirror, so it is deleted last.
     storage.delete_folder(layout.own)
     storage.delete_empty(layout.root)
     left = [entry.name for entry in storage.walk(layout.root, hidden=True)]

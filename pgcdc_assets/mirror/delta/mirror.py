@@ -35,8 +35,8 @@ SOURCE_OID: Final = "pgcdc.oid"
 """Table property: the OID of the source table whose rows the mirror has. Another table may have that table's name
 now."""
 STRUCTURE: Final = "pgcdc.structure"
-"""Table property: the table's name and structure that the mirror's rows have since a structure change or rename, and
-the LSN of the copy that was changed."""
+"""Table property: the table's name and structure after the mirror's last structure change or rename, and the LSN of the
+copy that was changed."""
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
@@ -64,7 +64,7 @@ def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str,
 
 
 def clear_unfinished(path: Location) -> None:
-    """Delete the log of a run of the sync that died before its first commit, and the data files of a copy whose log a
+    """Delete a Delta log whose creator died before its first commit, and the data files of a copy whose Delta log a
     power cut destroyed. LakeError if the folder has files with other names, which belong to another owner."""
     storage.delete_folder(path / DELTA_LOG)
     names = [entry.name for entry in storage.list_after(path)]

@@ -98,8 +98,8 @@ class MirrorSchema:
 
 
 def own_fields(table: Table) -> list[pa.Field]:
-    """The columns that pgcdc adds: commit LSN and time, texts that fit no type, and maybe the partition and row
-    identity."""
+    """The columns that pgcdc adds: commit LSN and time, texts of values that do not fit their types, and maybe the
+    partition and row identity."""
     fields = [
         pa.field(COMMIT_LSN, pa.int64()),
         pa.field(COMMIT_TS, pa.timestamp("us", "UTC")),

@@ -22,7 +22,7 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Sourced:
-    """A column of the new rows. Its values are those of ``held``, an existing column, or one value for all rows."""
+    """A column of the new rows. It has the values of the existing column ``held``, or one value for all rows."""
 
     name: str
     type: pa.DataType

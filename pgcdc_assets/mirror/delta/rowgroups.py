@@ -119,17 +119,17 @@ class RowGroups:
 
     @cached_property
     def alive(self) -> Bools:
-        """For each place, whether the row is live (not deleted)."""
+        """For each row of these row groups, whether it is live (not deleted)."""
         return np.concatenate([group.alive for group in self.groups])
 
     @cached_property
     def positions(self) -> Ints:
-        """For each place, the row's number in the file."""
+        """The row numbers in the file of all rows of these row groups, in order."""
         return np.concatenate([np.arange(group.start, group.start + group.rows) for group in self.groups])
 
     def apart(self, at: Ints) -> Iterator[tuple[RowGroup, Ints, Ints]]:
-        """Split the places ``at`` by row group. For each row group with such places, yields the group, the indexes of
-        its places in ``at``, and the row numbers within that group alone."""
+        """Split the rows at the places ``at`` by row group. For each row group with such rows, yields the group, the
+        rows' indexes in ``at``, and the row numbers within that group."""
         first = 0
         for group in self.groups:
             mine = np.flatnonzero((at >= first) & (at < first + group.rows))

@@ -40,7 +40,7 @@ Write = Callable[[pa.Table], None]
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of a merge: the rows to delete from the mirror, and counts of rows, without the rows to add."""
+    """The result of a merge: the rows to delete, and counts of rows. The rows to add are written during the merge."""
 
     gone: dict[str, BitMap64]
     """The positions of the rows to delete, by file."""
@@ -134,7 +134,7 @@ class _Match:
         self._lacking = np.zeros(source.num_rows, dtype=bool)
         for column in self._kept:
             self._lacking |= _bools(source[f"{MASK}{column.attnum}"])
-        # Rows with masked values that moved to another key: the target has these values under the old key.
+        # Rows that moved to another key and lack values: the target has these values under the old key.
         self._moved = np.flatnonzero(_bools(pc.is_valid(source[ORIGIN])))
         origins = self._source[ORIGIN].filter(pc.is_valid(self._source[ORIGIN])).combine_chunks()
         self._origins = pa.Table.from_struct_array(origins)

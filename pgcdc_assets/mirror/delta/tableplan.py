@@ -84,9 +84,9 @@ class TablePlan:
 
     @property
     def linkable(self) -> bool:
-        """Whether the feed's files can become files of the mirror: they contain only inserts, no row outside the
-        pending span, and the mirror's columns. The mirror's present state is checked, because a mirror stays mapped
-        after the column that required mapping was dropped, and the feed lacks columns that another writer added."""
+        """Whether the feed's files can become files of the mirror: they have only inserts, no row outside the pending
+        span, and the mirror's columns. The mirror's present state is checked, because a mirror stays mapped after the
+        column that required mapping was dropped, and the feed lacks columns that another writer added."""
         if not (self.pending.part.insert_only and self.pending.whole) or self.mirror.mapped:
             return False
         files = (read_footer(path).schema.to_arrow_schema() for path in self.pending.paths)

@@ -38,7 +38,7 @@ class Unneeded:
 
     mirror: Mirror
     alone: Set[int]
-    """Promised versions below ``whole_from``. The log keeps them without the commits before them."""
+    """Promised versions below ``whole_from``. Of each, the log keeps only a checkpoint and the version's own commit."""
     whole_from: int
     """The version of the checkpoint from which the log stays complete."""
     log_files: tuple[Location, ...]
@@ -79,7 +79,7 @@ class Unneeded:
 def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Unneeded:
     """Find parts that no kept version needs. Kept versions are the ``promised`` versions, versions younger than
     ``grace``, and the newest version. Files younger than ``grace`` stay: a process of a killed run may still write.
-    LakeError if the log does not say which files a version needs, or if another writer commits."""
+    LakeError if the log does not say which files a version needs, or if another writer commits during the search."""
     listing = LogListing.of(mirror.path)
     if mirror.version != listing.newest:
         raise LakeError("goes on meanwhile", thing=f"mirror {mirror.name}")

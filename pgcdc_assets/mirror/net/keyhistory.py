@@ -27,9 +27,9 @@ _INSERT, _PREIMAGE, _DELETE = OPS.index(INSERT), OPS.index(PREIMAGE), OPS.index(
 @dataclass(frozen=True)
 class KeyOutcomes:
     """The net effect as row numbers into the events, with one entry for each key that remains. ``last``: the deciding
-    event. ``live``: whether the key exists after it. ``present``: whether the key existed before its first event.
-    ``sources[attnum]``: the event that carries the value. Where ``masked[attnum]`` is true, the value is instead in the
-    target row of the key of event ``origin`` (-1: the entry's own key)."""
+    event. ``live``: whether the key exists after that event. ``present``: whether the key existed before its first
+    event. ``sources[attnum]``: the event that has the value. Where ``masked[attnum]`` is true, no event has the value:
+    it is in the target, under the key of event ``origin`` (-1: under the entry's own key)."""
 
     last: Ints
     live: Bools
@@ -71,7 +71,8 @@ def key_outcomes(
 
 
 def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: Ints) -> Ints:
-    """For each new half of a key change, the index of its old half, else -1. The halves are neighbours in ``order``."""
+    """For each event: the index of its old half if it is the new half of a key change, else -1. Both are neighbours in
+    ``order``."""
     old_half = np.full(len(op), -1, dtype=np.int64)
     places = np.flatnonzero(op[order] == _PREIMAGE)
     if not len(places):

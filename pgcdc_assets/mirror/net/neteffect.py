@@ -108,8 +108,8 @@ def collapse_touched(
 ) -> pa.Table:
     """Collapse ``events``, which reach up to the mirror's position, to the merge source of a repair. The merge source
     has only the keys that changed in ``touched`` (None: all keys), and the keys to which rows moved from these keys. It
-    is not known whether the target holds these keys. The target must hold a row only if a value is masked: under the
-    row's newest key."""
+    is not known whether the target holds these keys. The target must hold a row only if a value of the row is masked,
+    and then under the row's newest key."""
     events = events.combine_chunks()
     places = _places(events, columns)
     net = key_outcomes(*places, _present_masks(events, masked), keep_transient=True)
@@ -175,7 +175,7 @@ def _codes(values: pa.Array | pa.ChunkedArray) -> Ints:
 
 
 def _spelled(lists: pa.ListArray) -> pa.StringArray:
-    """Converts each list to a text, equal for equal lists, because Arrow does not dictionary-encode lists."""
+    """Converts lists to texts, because Arrow cannot dictionary-encode lists. Equal lists get equal texts."""
     return list_texts(lists, pc.cast(pa.array(_codes(lists.flatten())), pa.string()))
 
 
@@ -188,7 +188,7 @@ def _combined(left: Ints, right: Ints) -> Ints:
 
 
 def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]:
-    """For each attnum, a mask of the events that lack its value. Leaves out attnums whose values are all there."""
+    """For each attnum, a mask of the events that lack its value. Leaves out attnums of which no value is missing."""
     lists = events[UNCHANGED]
     masks = {attnum: np.zeros(events.num_rows, dtype=bool) for attnum in attnums}
     if lists.null_count == events.num_rows:
