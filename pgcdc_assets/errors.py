@@ -56,7 +56,7 @@ class SettingsError(UsageError):
 
 
 class WrongSource(SettingsError):
-    """The settings name no source, or another source than the project was set up with. Nothing was started or
+    """The settings name no source, or not the source that the project was set up with. Nothing was started or
     written."""
 
 
@@ -150,9 +150,8 @@ class RightLacking(SourceNotReady):
 
 
 class SetupRefused(SourceNotReady):
-    """Lists everything that ``setup`` found to be wrong on the source. Nothing was created. ``str()`` is one line if
-    there is one finding. Otherwise it has a line for each finding, and a line for each statement that fixes a
-    finding."""
+    """Lists everything that ``setup`` found to be wrong on the source. Nothing was created. ``str()`` is one line for
+    one finding, otherwise a line for each finding and for each statement that fixes a finding."""
 
     def __init__(self, lines: Sequence[str], do: str | None = None) -> None:
         super().__init__("is not ready", thing="source", do=do)

@@ -180,8 +180,8 @@ def _text(value: object) -> str | None:
 def enter_project() -> Settings:
     """Change the current directory to the ``working_directory`` of a code location, if that is a project's folder.
     Returns the settings found there. When Dagster imports the definitions, also for a run, it puts that folder first on
-    ``sys.path``, but does not make it the current directory. A code location without a project has no assets; this logs
-    a warning."""
+    ``sys.path``, but does not make it the current directory. Logs a warning if there is no saved catalog, and so no
+    assets."""
     named = Path(sys.path[0] if sys.path else "").absolute()
     if (named / STATE_FOLDER).is_dir() or (named / SETTINGS_FILE).is_file():
         os.chdir(named)
@@ -212,8 +212,8 @@ def dagster_home() -> Path:
 
 
 def workspace_file(state: Path) -> Path:
-    """Write a workspace file next to the saved catalog: our package, and the project's ``definitions.py`` if it
-    exists."""
+    """Write a workspace file next to the saved catalog, with our package and the project's ``definitions.py``, if
+    any."""
     path, own = state.absolute() / "workspace.yaml", OWN_DEFINITIONS.absolute()
     private_folder(path.parent)
     text = WORKSPACE_YAML

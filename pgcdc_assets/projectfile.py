@@ -31,8 +31,8 @@ def is_secret(field: str) -> bool:
 
 
 def content() -> dict[str, Any]:
-    """The file's settings, with names in lower case; empty if there is no file. Raises SettingsError if the file is not
-    YAML, or holds a secret."""
+    """The file's settings, with names in lower case; empty if there is no file. SettingsError for invalid YAML or a
+    secret."""
     if not SETTINGS_FILE.is_file():
         return {}
     try:

@@ -130,7 +130,7 @@ def refuse_other_identity(settings: Settings, found: Identity) -> None:
 
 
 def known_identity(settings: Settings, found: Identity) -> Identity:
-    """The identity that log and catalog record for the stream ``found``: it keeps a renamed database's old name."""
+    """The identity that log and catalog record for the stream ``found``, with the former name of a renamed database."""
     return next((one.identity for one in reversed(_saved(settings)) if one.identity.is_same(found)), found)
 
 

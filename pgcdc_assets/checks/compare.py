@@ -177,8 +177,7 @@ class Seed:
     value: int = field(default_factory=lambda: secrets.randbits(64))
 
     def of_texts(self, text: pa.Array) -> Digests:
-        """One digest for each value of a string array. NULL, the empty string and other texts have different
-        digests."""
+        """One digest for each value of a string array. NULL and the empty string have different digests."""
         if not len(text):
             return np.empty(0, np.uint64)
         plain = text.cast(pa.large_string())

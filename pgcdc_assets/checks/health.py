@@ -1,5 +1,4 @@
-"""The facts that the health rules read (about source, log and lake at one moment), and the problems that they
-report."""
+"""The facts that the health rules read (about source, log and lake), and the problems that the rules report."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The positions of a lake's stream: the write, flush, replay and end positions, and whether applying is paused. The
-command ``pgcopydb stream sentinel get`` is the model. The module uses plain SQL, reads small tables, and works while
-another process writes."""
+model is ``pgcopydb stream sentinel get``. Uses plain SQL and small tables, also while another process writes."""
 
 from __future__ import annotations
 

@@ -66,8 +66,7 @@ class TableReport:
     @property
     def explained(self) -> bool:
         """Whether unpublished updates and deletes could explain the whole difference. A delete leaves one extra row in
-        the mirror. An update leaves one extra and one missing row. If more rows are missing than extra, rows were
-        lost."""
+        the mirror. An update leaves one extra and one missing row. More missing than extra rows: rows were lost."""
         return self.compared and not self.updates_seen and self.missing <= self.extra and not self.different
 
     def to_json(self) -> ComparedDocument:

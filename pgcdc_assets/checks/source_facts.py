@@ -29,8 +29,8 @@ _PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete, pubtruncate
 FROM pg_catalog.pg_publication WHERE pubname = ANY(%s)
 """
-# Rows of a leaf are in the mirror of its root. But a partition that is itself partitioned, and is published by its own
-# name, has its own mirror.
+# Rows of a leaf are in the mirror of its root. But a partition that is partitioned and published by its own name has
+# its own mirror.
 _MIRRORED = """
 SELECT DISTINCT c.oid, n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class p JOIN pg_catalog.pg_class c ON c.oid = CASE WHEN p.relispartition AND p.relkind <> 'p'
@@ -47,8 +47,8 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 def read_source(
     conn: SourceConnection, settings: Settings, status: SlotStatus | None, catalog: Catalog | None
 ) -> SourceFacts:
-    """The facts about the source. The caller must have read the log's position before. WrongSource if the server is not
-    this project's source."""
+    """The facts about the source. The caller must have read the log's position before. WrongSource if the server is
+    another source."""
     found = identity(conn, settings.slot)
     refuse_other_identity(settings, found)
     names = catalog.publications if catalog else (settings.publication,)
@@ -99,8 +99,8 @@ def _published_tables(
 
 
 def _without_identity(conn: SourceConnection, entries: Mapping[int, Published]) -> frozenset[TableName]:
-    """Relations whose updates or deletes PostgreSQL refuses. For partitioned tables, the replica identity of the leaves
-    decides, not the root's."""
+    """Relations whose updates or deletes PostgreSQL refuses. For partitioned tables, the leaves' replica identity
+    decides."""
     published = {oid: entry for oid, entry in entries.items() if entry.updates or entry.deletes}
     relations = read_relations(conn, published)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])

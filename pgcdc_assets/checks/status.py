@@ -200,8 +200,7 @@ def refused(error: SettingsError | StoreFailed) -> Status:
 
 
 def _at_work(layout: Layout) -> str | None:
-    """The process that writes to the lake, as text. None if the lock's holder gives no pid and so is no process of
-    ours."""
+    """The process that writes to the lake, as text. None if the lock's holder gives no pid: it is not pgcdc."""
     found = lock.holder(layout)
     return str(found) if found is not None and found.pid else None
 

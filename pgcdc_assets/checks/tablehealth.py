@@ -74,7 +74,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
 
 
 def _unpublished(facts: Facts) -> Iterator[Problem]:
-    """Problems for existing tables that the settings select and no publication lists. The saved catalog may list
+    """Problems for existing tables that the settings select and no publication lists, even if the catalog lists
     them."""
     source = facts.source
     if source is None or facts.catalog is None or not source.mirrored or None in source.publications.values():

@@ -117,14 +117,13 @@ class Lineage:
     copied: int
     """The highest attnum that the table had given to a column when it was copied."""
     since: int
-    """LSN at and above which the source certainly has the newest structure. No new point below this LSN lists the
-    mirror."""
+    """From this LSN on, the source certainly has the newest structure. No new point below it lists the mirror."""
     former: tuple[Column, ...] = ()
     """Earlier columns that were dropped since, or now have another name or type."""
     left: tuple[int, ...] = ()
     """OIDs of leaves that were detached or dropped. The mirror ignores their rows in the log."""
     restructured: int = 0
-    """For a partitioned table: how many of these structures changed columns. The other structures changed only the
+    """For a partitioned table: how many of these structures changed columns. The other structures changed only
     leaves."""
     columns_since: int = 0
     """For a partitioned table: like ``since``, but only for changes of columns. 0 if there was no such change."""
@@ -224,8 +223,7 @@ class Table:
     @property
     def descent(self) -> Lineage:
         """The table's lineage; if the structure has not changed since the copy, the lineage of the copy. It uses
-        ``attnums_given`` rather than ``columns``, because ``columns`` may include columns that were first found in rows
-        after the copy."""
+        ``attnums_given`` rather than ``columns``, because rows after the copy may have added columns to ``columns``."""
         return self.lineage or Lineage(0, self.attnums_given or self.highest_attnum, 0)
 
     @property
@@ -244,8 +242,7 @@ class Table:
 
     @property
     def structure(self) -> str:
-        """An identifier of the structure of ``columns`` among all structures of the table. ``0`` identifies the
-        structure of any copy."""
+        """Identifies the structure of ``columns`` among all structures of the table. ``0``: the structure of a copy."""
         if self.lineage is None or self.columns_since is None:
             return "0"
         number = self.lineage.restructured if self.partitioned else self.lineage.number
@@ -284,8 +281,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of the replication stream that a log stores. ``database`` is the database's name when the log was
-    made."""
+    """The identity of the replication stream that a log stores. ``database``: the name when the log was made."""
 
     system_identifier: str
     database: str
@@ -312,8 +308,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Catalog:
-    """The saved catalog (``.pgcdc/catalog.json``). It contains everything that Dagster needs to draw the asset
-    graph."""
+    """The saved catalog (``.pgcdc/catalog.json``): everything that Dagster needs to draw the asset graph."""
 
     identity: Identity
     publication: str

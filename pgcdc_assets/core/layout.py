@@ -15,8 +15,7 @@ LOCAL: Final = ""
 _MARK: Final = "://"
 
 OWN: Final = "_pgcdc"
-"""Folder of everything in the lake that is not a mirror. The folder of a database schema with this name is encoded, so
-the two do not collide."""
+"""Folder of everything in the lake that is not a mirror. The folder of a schema with this name gets an encoded name."""
 
 DELTA_LOG: Final = "_delta_log"
 """The folder of the Delta log, in the folder of each Delta table."""

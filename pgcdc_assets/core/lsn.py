@@ -50,8 +50,7 @@ ZERO = Lsn(0)
 class LsnRange:
     """A half-open range of WAL whose ends are transaction boundaries. The range contains the transactions with ``start
     < end_lsn <= end``. No boundary lies inside a commit record, so ``start <= commit_lsn < end`` selects the same
-    transactions. Filters use this second form, because Begin already contains ``commit_lsn``, which also orders the
-    log."""
+    transactions. Filters use this second form, because Begin already contains ``commit_lsn``."""
 
     start: Lsn
     end: Lsn

@@ -1,6 +1,6 @@
 """Marks: values that identify the version of a row in a system catalog. A catalog check compares them with the marks of
 an earlier check, to find changes that the stream does not show at an LSN. PostgreSQL writes a new row version with a
-new xmin whenever a row of a system catalog changes. So a row that was changed and changed back also has a different
+new xmin whenever a row of a system catalog changes. So even a row that was changed and changed back has another
 mark."""
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class Files:
 
 @dataclass(frozen=True)
 class EnumLabel:
-    """A value of an enum. ALTER TYPE ... RENAME VALUE changes the values of existing rows, and the stream does not show
-    this."""
+    """A value of an enum. ALTER TYPE ... RENAME VALUE changes existing rows, which the stream does not show."""
 
     oid: int
     label: str
@@ -70,8 +69,7 @@ class Composite:
 
 @dataclass(frozen=True)
 class TableMarks:
-    """All marks of a table. The marks of its leaves are in :class:`Leaf`. Tables that are described in the log have no
-    marks."""
+    """All marks of a table. The marks of its leaves are in :class:`Leaf`. Tables described in the log have no marks."""
 
     files: Files = field(default_factory=Files)
     key_constraint: int = 0

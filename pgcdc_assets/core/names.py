@@ -84,8 +84,7 @@ def decoded(folder: str) -> str:
 
 
 def nearest(name: str, tables: Iterable[TableName]) -> TableName | None:
-    """The table whose own name, without its schema, is most similar to a mistyped ``name``; None if no table's name is
-    similar."""
+    """The table whose name, without its schema, is most similar to a mistyped ``name``; None if no name is similar."""
     by_name = {table.name: table for table in tables}
     close = get_close_matches(name, by_name, 1)
     return by_name[close[0]] if close else None

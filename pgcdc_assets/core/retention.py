@@ -1,5 +1,5 @@
-"""Decides which data may be deleted: never data that a consumer still needs, never young data, and always the oldest
-data first."""
+"""Decides which data may be deleted: the oldest data first, never data that a consumer still needs, never young
+data."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ already be old when a point names it."""
 
 EVERY_POINT: Final = timedelta(hours=1)
 """Age up to which every consistent point stays. Of the older points, one per ten minutes stays, and after a day one per
-hour. The reason: a turn per second makes 86,400 points a day, and each point keeps the deletion vectors of its
-versions."""
+hour. The reason: a turn per second makes 86,400 points a day, and each point keeps deletion vectors."""
 LADDER: Final = ((timedelta(days=1), timedelta(hours=1)), (EVERY_POINT, timedelta(minutes=10)))
 """Pairs of an age and an interval, the oldest age first. Of the points older than the age, one per interval stays."""
 
@@ -48,8 +47,8 @@ def oldest_kept(now: datetime, retention: timedelta, grace: timedelta = GRACE) -
 
 @dataclass(frozen=True)
 class LogFile:
-    """A file of the change log. ``first_end`` and ``last_end``: the end LSNs of the first and the last batch that have
-    rows in the file."""
+    """A file of the change log. ``first_end``, ``last_end``: the end LSNs of the first and last batch with rows in
+    it."""
 
     first_end: Lsn
     last_end: Lsn

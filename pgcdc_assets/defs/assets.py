@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.flow.reports import RangeReport
 
 IN_ONE_RUN = dg.BackfillPolicy.single_run()
-"""Dagster makes one run for a backfill. The engine processes the backfill's ranges as one range, and starts Spark
-once."""
+"""Dagster makes one run for a backfill. The engine processes all its ranges as one range, and starts Spark once."""
 
 COPY_AGAIN = "Copy the selected tables again. Without it, only tables that have no copy yet are copied."
 

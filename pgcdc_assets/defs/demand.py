@@ -11,13 +11,11 @@ from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.lsn import ZERO, Lsn
 
 FOREIGN_WAL_BYTES = 16 << 20
-"""One WAL segment. The slot may keep this much WAL without published changes before a run is requested to confirm
-it."""
+"""One WAL segment. A run is requested once the slot keeps this much WAL without published changes."""
 
 _FIRST_PAUSE_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 600.0
-"""The pause after a failed run, and the longest pause if several runs fail in a row: each further failure doubles the
-pause."""
+"""The pause after a failed run, and the longest pause. Each further failure in a row doubles the pause."""
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,7 @@ def _maintain(of: Replication, context: dg.OpExecutionContext, config: MaintainC
 
 
 def _forget_runs(of: Replication, instance: dg.DagsterInstance, allowance: "Allowance") -> int:
-    """Delete the runs of ranges whose keys were dropped. Call this after the keys were dropped. Returns how many runs
-    were deleted."""
+    """Delete the runs of ranges whose keys were dropped before this call. Returns how many runs were deleted."""
     catalog, names = load_catalog(of.settings.catalog_file), of.names
     tables = [table.name for table in catalog.tables] if catalog else []
     of_tables = (of.key(stage, name) for name in tables for stage in STAGES)
@@ -148,8 +147,7 @@ def _closing(instance: dg.DagsterInstance, of: Replication, oldest: datetime) ->
 
 
 def _newest(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey]) -> Iterator[str]:
-    """Runs that recorded the newest materialisation of an asset. For a table that never changes, this is the run that
-    copied it."""
+    """Runs that recorded the newest materialisation of an asset. For an unchanged table, the run that copied it."""
     for record in instance.get_asset_records(assets):
         entry = record.asset_entry.last_materialization_record
         if entry is not None:

@@ -86,8 +86,7 @@ class RangeRegister:
         return holes
 
     def _read(self) -> tuple[list[LsnRange], list[str]]:
-        """The ranges in the order in which they were added, and the keys that are not ranges or overlap an earlier
-        key."""
+        """The ranges in the order in which they were added, and the ignored keys (see :attr:`odd`)."""
         ranges: list[LsnRange] = []
         ordered: list[LsnRange] = []
         odd = []

@@ -42,8 +42,7 @@ class Replication:
 
     def within(self, context: dg.OpExecutionContext | dg.SensorEvaluationContext) -> Self:
         """A copy of this object with ``outside`` (the prefix that the code location of a run or sensor puts before our
-        asset keys) and ``shown``. Dagster does not report the prefix, so it is derived from the location's key of the
-        change log."""
+        asset keys) and ``shown``. Dagster does not report the prefix: it is derived from the change log's key."""
         repository = location_of(context)
         if repository is None:
             return self
@@ -89,8 +88,8 @@ class Replication:
         return self.translator.get_asset_spec(PgcdcTable(self.names, stage, table, uri))
 
     def key(self, stage: Stage, name: TableName) -> dg.AssetKey:
-        """The key under which events of the table's asset are recorded. For tables in the catalog, the translator
-        decides."""
+        """The key under which events of the table's asset are recorded, as the translator decides for tables in the
+        catalog."""
         table = self.table(name)
         return self.placed(self._spec(stage, table).key if table else self.names.of_stage(stage, name))
 

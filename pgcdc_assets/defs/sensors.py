@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from pgcdc_assets.source.connect.connection import SourceConnection
 
 _TELL_SECONDS = 30.0
-"""Seconds between two checks of the project's health. Each check is recorded as one observation of the slot. With this
-value, asset checks show a fault within a minute, even if a tick is late and the connection to the source takes some
-seconds to fail."""
+"""Seconds between two checks of the project's health. Each check is recorded as one observation of the slot. So asset
+checks show a fault within a minute, even if a tick is late and connecting to the source fails slowly."""
 
 _CURRENT_SECONDS = 60.0
 """With a freshness policy, the newest consistent point is recorded as current at this interval, in seconds."""

@@ -95,8 +95,7 @@ def repair_job(of: Replication) -> dg.JobDefinition:
 def job_of_one_op(
     of: Replication, name: str, description: str, op: str, about_op: str, work: Callable[..., None]
 ) -> dg.JobDefinition:
-    """A job whose only op does ``work``, with the op's context and config. ``op``: the op's name without the source's
-    name."""
+    """A job whose only op calls ``work`` with context and config. ``op``: the op's name without the source's name."""
     decorated = dg.op(
         name=of.names.of(op),
         out=dg.Out(dg.Nothing),

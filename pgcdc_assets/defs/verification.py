@@ -1,4 +1,4 @@
-"""The op of all asset checks, and ``verify`` as a check: every value of a mirror is compared with the source, at one
+"""The op of all asset checks, and ``verify`` as a check: compares every value of a mirror with the source at one
 LSN."""
 
 from collections.abc import Iterable, Iterator

@@ -19,9 +19,8 @@ _LARGE_AFTER, _LARGE_EVERY, _LARGE_ROWS = 3.0, 60.0, 20_000
 _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
 """Seconds before the first truncate, and between truncates. They are short, so that a short demo has some truncates."""
 _TRUNCATE_OFTEN, _TRUNCATE_LATER = 60.0, 60.0
-"""Seconds after which truncates become rare, and seconds between rare truncates. On a slow machine, a copy or
-comparison of the table takes longer than _TRUNCATE_EVERY, and each truncate makes the copy or comparison start
-again."""
+"""Seconds after which truncates become rare, and seconds between rare truncates. On a slow machine, copying or
+comparing the table takes longer than _TRUNCATE_EVERY, and starts again after each truncate."""
 
 _LOSSES = (
     psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,

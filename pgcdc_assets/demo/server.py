@@ -1,6 +1,5 @@
 """An embedded PostgreSQL server in a folder: the source `embedded`, and the server of the tests. It listens only on a
-Unix socket, so it needs no free port. The server's user owns the folder, with ``data``, ``server.log`` and the
-socket."""
+Unix socket, so it needs no free port. The server's user owns the folder, with data, log and socket."""
 
 from __future__ import annotations
 

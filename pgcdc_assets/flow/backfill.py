@@ -1,4 +1,4 @@
-"""Checks, derives, applies and repairs LSN ranges by hand. Reads only the change log, never the source."""
+"""Carries out backfills of LSN ranges: checks, derives, applies and repairs. Reads the change log, never the source."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(work: Work, span: LsnRange) -> RangeReport:
 def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
     """Write the change feeds of a range again, from the log. The part below a table's ``snapshot_lsn`` is skipped,
     because it may contain rows of another table. The part above a table's ``replay_lsn`` is derived from ``replay_lsn``
-    on, as the turn that will apply it does."""
+    on, as in the turn that will apply this part."""
     span = widened(work, span)
     entries = [_readable(work, name) for name in tables]
     asked: dict[tuple[LsnRange, bool], list[Followed]] = {}

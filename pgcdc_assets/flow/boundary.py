@@ -27,8 +27,8 @@ from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 POINT_SECONDS = 600.0
 """Seconds that an open snapshot waits for the mirrors. A longer wait costs the source more than a new ``verify``."""
 HELD_SECONDS = 5.0
-"""How many seconds one attempt to take the snapshot waits for open transactions. During this time, the running sync
-starts no turn."""
+"""Seconds that one attempt to take the snapshot waits for open transactions. During this time, the sync starts no
+turn."""
 _POLL_SECONDS = 0.2
 
 

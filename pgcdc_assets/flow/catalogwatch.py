@@ -114,8 +114,7 @@ class CatalogWatch:
         return self.seen_at
 
     def compare_all(self, live: Sequence[Table]) -> None:
-        """Compare the table recorded for each mirror with the catalog, and begin the changes that the verdicts
-        require."""
+        """Compare the table recorded for each mirror with the catalog, and begin the changes that follow."""
         work = self._work
         refuse_emptied(work.catalog, live)
         shown = {table.name: table for table in live}
@@ -149,9 +148,8 @@ class CatalogWatch:
     def _note_rewritten_columns(self, before: Mapping[TableName, Marks], live: Sequence[Table]) -> None:
         """Find the tables whose rows in pg_attribute were written again. Points below this check may not list these
         tables. ATTACH and DETACH PARTITION write these rows, and leave no other trace once both commands are done.
-        Between the two commands, the table's rows belonged to a partitioned table, and the catalog does not show to
-        which one. So if a table is found that is not partitioned, points below this check list no partitioned table
-        either."""
+        Between the two commands, the table's rows belonged to a partitioned table, and the catalog does not show which.
+        So if a table that is not partitioned is found, points below this check list no partitioned table either."""
         followed = {record.table.name: record.table for record in self._work.progress.followed()}
         altered = {table.name for table in live if table.name in followed.keys() & before.keys()
                    and rewritten(before[table.name], table.marks.columns)}  # fmt: skip

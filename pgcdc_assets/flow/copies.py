@@ -1,5 +1,5 @@
-"""Makes the snapshot copies of one run in rounds, while the run's turns continue. Each round has one snapshot and its
-own thread. A table is copied again if somebody altered or locked it during the copy."""
+"""Makes the snapshot copies of one run in rounds, while the run continues to apply changes. Each round has one snapshot
+and its own thread. A table is copied again if somebody altered or locked it during the copy."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ class Copies:
         """How many copies of each table this run has begun. In follow mode, a committed copy resets the count of its
         table, and a regular catalog check without a copy in progress resets all counts."""
         self.failure: PgcdcError | None = None
-        """A failure that concerns more than one table. It ends the rounds. The run raises the failure once the other
-        tables have caught up."""
+        """A failure that concerns more than one table. It ends the rounds, and is raised once the other tables have
+        caught up."""
         self.made: list[Copied] = []
         self.paused = False
         """Whether no round may begin, because applying is paused."""
@@ -167,8 +167,7 @@ class Copies:
             self._round = self._pool.submit(copy, self._work, self._conninfo, names, self.channel, self.count)
 
     def allow_again(self) -> None:
-        """Reset all counts of copies, in follow mode and if no copy is in progress. Called at each regular catalog
-        check."""
+        """At a regular catalog check in follow mode without a copy in progress, reset all counts of copies."""
         if self._follow and self._round is None:
             self._rounds.clear()
 
@@ -218,9 +217,8 @@ class Copies:
 
     def _sorted(self, failures: Failures) -> RoundEnd:
         """Handle the failures of a round; returns the tables that somebody altered or locked, to try again at once. A
-        table for which a right is missing waits for the next regular catalog check. In follow mode, the run tries all
-        these tables again at such a check. Otherwise the run ends with the failure, once the other tables have caught
-        up."""
+        table for which a right is missing waits for the next regular catalog check. In follow mode, all these tables
+        are tried again at such a check. Otherwise the failure ends the run, once the other tables have caught up."""
         end = RoundEnd()
         for name, failure in failures.items():
             if whose(failure) is not Whose.WAITS:

@@ -38,8 +38,7 @@ class Bounds:
     stop: threading.Event = field(default_factory=threading.Event)
     """If set, the run ends at the next boundary, and copies in progress are cancelled."""
     give_way: threading.Event = field(default_factory=threading.Event)
-    """If set, the run ends at the next boundary after the copies in progress, because another Dagster run waits in the
-    queue."""
+    """If set, the run ends at the next boundary after the copies in progress, because another Dagster run is queued."""
 
     @property
     def stopped(self) -> bool:
@@ -57,8 +56,7 @@ class PointDue:
 
     due: bool
     refused_at: Lsn | None = None
-    """The LSN of the last point, if this point could not list every table. A second point at the same LSN could not
-    list more tables."""
+    """The LSN of the last point, if that point could not list every table. A second point there would list no more."""
 
     def mark_due(self) -> None:
         """Note that something was copied or applied, so that a point is due."""

@@ -61,8 +61,8 @@ from pgcdc_assets.spark.session import SparkOnDemand, jvm_death_told
 
 
 class Engine:
-    """The operations on one lake. ``conninfo``: the connection string of the source, or of the embedded server if the
-    settings say so."""
+    """The operations on one lake. ``conninfo``: the connection string of the source, which may be the embedded
+    server."""
 
     def __init__(
         self,
@@ -83,10 +83,9 @@ class Engine:
     ) -> SyncReport:  # fmt: skip
         """Copy new tables, receive, and apply, until ``bounds`` end the sync. ``copy_anew``: tables to copy again.
         ``heal``: set-aside tables to resume. Without follow mode, the sync is repeated, at most COPY_ROUNDS times,
-        while tables wait for a copy or are in no point; with ``copy_anew`` or ``heal``, another process's sync in
-        follow mode pauses for it. In follow mode, the sync pauses while a command needs the lake, or ends there if it
-        has a time limit. It connects again if it loses the source, except in a first pass with ``copy_anew`` or
-        ``heal``."""
+        while tables wait for a copy or a point. With ``copy_anew`` or ``heal``, another sync that is in follow mode
+        pauses for this sync. In follow mode, this sync pauses (or ends, if it has a time limit) while a command needs
+        the lake, and connects again if it loses the source, except in a first pass with ``copy_anew`` or ``heal``."""
         if copy_anew or heal:
             self._refuse_while_paused()
         started = time.monotonic()
@@ -285,8 +284,7 @@ class Engine:
 
     def _check_level(self, work: Work, source: Lsn) -> None:
         """Raise LogAhead if the lake is ahead of the source. A source that was restored to an earlier time writes other
-        transactions at LSNs that the lake has passed, and the lake could not distinguish these transactions from the
-        earlier transactions."""
+        transactions at LSNs that the lake has passed, which the lake could not tell from the earlier transactions."""
         stands = work.progress.highest
         if stands > source:
             raise LogAhead(

@@ -32,8 +32,8 @@ class ListedTables:
 
     @property
     def shown_from(self) -> Lsn:
-        """At this LSN and above, the source has the structures that the mirrors have now. ZERO if the newest point is
-        not below it."""
+        """From this LSN on, the source has the mirrors' present structures. ZERO if the newest point is not below this
+        LSN."""
         newest, since = self._points.newest(), listing.structures_from(self._records.values())
         return ZERO if newest is not None and newest.replay_lsn >= since else since
 

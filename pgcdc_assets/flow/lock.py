@@ -72,8 +72,7 @@ def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Itera
 @contextmanager
 def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
     """Hold the lake's lock during the block. If a sync in follow mode holds the lock, wait until the sync releases it.
-    LockHeld if any other process holds the lock, if another command already waits, or if ``stop`` is set during the
-    wait."""
+    LockHeld if another process holds the lock, another command waits already, or ``stop`` is set during the wait."""
     with ExitStack() as lake:
         try:
             lake.enter_context(lake_lock(layout, command))

@@ -46,8 +46,7 @@ PRUNE_SECONDS: Final = 600.0
 
 
 def prune_points(work: Work, now: datetime) -> int:
-    """Delete points older than the retention, and points that ``retention.LADDER`` does not keep; returns how many
-    points were deleted."""
+    """Delete points older than the retention, or not kept by ``retention.LADDER``; returns how many were deleted."""
     span = min(work.settings.retention, retention.LONGEST_POINTS)
     followed = [entry.table.name for entry in work.progress.followed()]
     oldest = retention.oldest_kept(now, span, retention.GRACE)
@@ -65,8 +64,8 @@ class Thinning:
     def after_range(self, tables: Iterable[TableName]) -> None:
         """Delete old versions of those changed tables that have many new versions since their last check."""
         due = [name for name in tables if self._is_due(name)]
-        # The promised versions are read before the points are pruned, because readers may still use versions that the
-        # old points promised.
+        # The promised versions are read before the points are pruned, because readers may still use versions of old
+        # points.
         promised = self._work.progress.points.versions(due) if due else {}
         if due or time.monotonic() - self._pruned >= PRUNE_SECONDS:
             prune_points(self._work, datetime.now(UTC))

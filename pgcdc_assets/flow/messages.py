@@ -1,5 +1,5 @@
-"""The feed of logical messages in a run. Turns advance the feed, and ranges report it. The feed is open only if the
-setting ``messages`` is set."""
+"""Opens, advances and reports the feed of logical messages in a run. There is a feed only with the setting
+``messages``."""
 
 from __future__ import annotations
 

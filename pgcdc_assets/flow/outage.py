@@ -1,5 +1,4 @@
-"""The pauses of a sync in follow mode while the source is unreachable. Each pause is twice as long as the last pause,
-up to LONGEST_PAUSE."""
+"""The pauses of a sync in follow mode while the source is unreachable. Each is twice the last, up to LONGEST_PAUSE."""
 
 from __future__ import annotations
 

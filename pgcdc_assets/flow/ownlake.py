@@ -57,8 +57,8 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
 
 
 def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
-    """For a lake without a change log: raise WrongLake if somebody has read from the slot before, because another lake
-    may need the slot."""
+    """For a lake without a change log: raise WrongLake if the slot was read before, because another lake may need
+    it."""
     if slot.active or slot.decoded.total_txns:
         raise WrongLake(
             f"has no change log, and {slot.thing} has been read before: another lake is likely to depend on it",

@@ -38,8 +38,7 @@ class TablesProgress:
         self.points = ConsistentPoints(layout)
         rows = self.states.all()
         self.recovered = target.recover(rows)
-        """The incomplete log files that a power failure had left in mirrors, by mirror. These files were renamed, so
-        that no reader uses them."""
+        """By mirror: incomplete log files, left by a power failure. They were renamed, so that no reader uses them."""
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
         self.listed = ListedTables(self.points, self._tables)
         self._note_away()
@@ -112,8 +111,8 @@ class TablesProgress:
 
     def heal(self, tables: Sequence[TableName]) -> None:
         """Resume tables that were set aside, from their mirrors' positions. A table whose cause still exists is set
-        aside again. UsageError for a table that is not set aside or cannot be mirrored, NotRepairable if the log lacks
-        its changes."""
+        aside again. UsageError for a table that is not set aside or cannot be mirrored. NotRepairable if the log lacks
+        changes."""
         healed = {name: self._healed(self[name]) for name in tables}
         for name, entry in healed.items():
             self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
@@ -136,8 +135,7 @@ class TablesProgress:
                        reason=None)  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
-        """Have the table copied again, in this or a later run. Its mirror is wrong at ``lsn``, and may also be wrong at
-        lower LSNs."""
+        """Have this or a later run copy the table again. Its mirror is wrong at ``lsn``, and maybe at lower LSNs."""
         entry = self[name]
         # The stored LSN is above the mirror's snapshot_lsn, so a later run sees that the new copy is not committed yet.
         self.states.set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
@@ -152,7 +150,7 @@ class TablesProgress:
                 self._tables[table.name] = TableRecord(table, TableState.COPYING, consistent_point, columns=columns)
 
     def not_copied(self, name: TableName, reason: str) -> bool:
-        """Record why a copy could not read the table, which then waits for the next copy. Returns whether the reason is
+        """Record why a copy could not read the table, which waits for the next copy. Returns whether the reason is
         new."""
         entry = self._tables.get(name)
         if entry is None or entry.state not in (TableState.COPYING, TableState.WAITING) or entry.reason == reason:
@@ -244,9 +242,8 @@ class TablesProgress:
         return True
 
     def renamed(self, name: TableName, former: TableName, version: int) -> bool:
-        """Record that the mirror of ``former`` now has the table's new name; returns whether the table is followed. If
-        the log lacks changes above the mirror's position, or if a copy was requested during the rename, the table waits
-        for a copy."""
+        """Record that the mirror of ``former`` now has the table's new name; returns whether the table is followed. The
+        table waits for a copy if the log lacks changes above the mirror's position, or if a copy was requested."""
         entry, held = self[name], self._target.standing(name)
         self._tables[name] = replace(entry, reshaping=False)
         if entry.former != former or entry.state is not TableState.WAITING:
@@ -293,8 +290,8 @@ class TablesProgress:
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False, former=None)
 
     def refuse(self, table: Table, reason: str) -> None:
-        """Set the table aside because no mirror can contain it. This is not stored, because each catalog check finds
-        the reason again."""
+        """Set the table aside because no mirror can contain it. Not stored, because each catalog check finds the
+        reason."""
         entry = self[table.name]
         self._tables[table.name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, refused=True)
 
@@ -320,8 +317,7 @@ class TablesProgress:
                 del self._tables[table.name]
 
     def found(self, published: Iterable[Table]) -> list[TableName]:
-        """Add new published tables; returns their names. A table that was followed before resumes at its mirror's
-        position."""
+        """Add new published tables; returns their names. A table followed before resumes at its mirror's position."""
         new = [table for table in published if table.name not in self._tables]
         rows = self.states.all() if new else {}
         for table in new:

@@ -295,8 +295,7 @@ def _with_rows(work: Work, turn: TableTurn) -> TableTurn:
 
 
 def _from_log(work: Work, span: LogSpan) -> dict[TableName, TableTurn]:
-    """The changed tables with row counts from the log, which include rows that an earlier run applied before it
-    died."""
+    """The changed tables with row counts from the log, including rows applied by an earlier run that died."""
     router = work.progress.router
     places = {shape.relation_id: router.place(shape).table for shape in span.shapes.values()}
     changes: dict[TableName, Counter[str]] = {}

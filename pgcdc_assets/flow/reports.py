@@ -1,5 +1,5 @@
-"""The results of a run as plain values, and the interface of the observers that receive them, for example to write
-Dagster's events."""
+"""The results of a run as plain values, and the interface of observers that receive them and, say, write Dagster
+events."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class TableTurn:
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
-    """``inserted``, ``updated`` and ``deleted``: rows changed in the mirror. These are net effects, so the feed may
-    have more changes."""
+    """``inserted``, ``updated`` and ``deleted``: rows changed in the mirror. These are net effects."""
     changes: dict[str, int] = field(default_factory=dict)
     """The number of rows in the change feed, by operation."""
     seconds_transform: float = 0.0
@@ -75,8 +74,7 @@ class RangeReport:
     seconds: dict[str, float]
     """Wall seconds by stage: transform and apply."""
     untaken: list[Untaken] = field(default_factory=list)
-    """Rows that were applied to no mirror, by relation. All other rows were applied, or are contained in snapshot
-    copies."""
+    """Rows that were applied to no mirror, by relation. All other rows were applied, or are in snapshot copies."""
     messages: MessagesReport | None = None
     """None if the setting ``messages`` is empty, or if the feed has failed."""
     committed: tuple[datetime, datetime] | None = None
@@ -94,8 +92,7 @@ class StructureChange:
     since: Lsn
     """The LSN of the catalog check that showed the new structure, or of the end of the transaction that changed it."""
     copied: bool
-    """Whether the table is copied again. Otherwise the mirror has the new structure from its ``version`` on, without a
-    copy."""
+    """Whether the table is copied again. Otherwise the mirror has the new structure from its ``version`` on."""
     version: int | None = None
 
 

@@ -82,8 +82,7 @@ def pause_apply(layout: Layout, *, paused: bool) -> bool:
 UNNAMED_SECONDS: Final = 60.0
 """How many seconds a sync starts no turn because of a request without an LSN."""
 NAMING_SECONDS: Final = UNNAMED_SECONDS / 2
-"""``verify`` must name its LSN within this many seconds, or take a new snapshot, because the sync may have passed the
-LSN."""
+"""``verify`` must name its LSN within this many seconds, or take a new snapshot: the sync may have passed the LSN."""
 NAMED_SECONDS: Final = 900.0
 """How many seconds a sync obeys a request that names an LSN. ``verify`` waits ten minutes for its point."""
 _NO_LSN: Final = "-"

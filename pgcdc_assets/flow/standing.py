@@ -17,8 +17,7 @@ from pgcdc_assets.structure.record import TableRecord
 
 class Standings:
     """Reads the records of tables. A mirror can no longer be followed if its copy is below the LSN at which the log
-    began, or if its position is below the log's present start, because retention has deleted changes that the mirror
-    needs."""
+    began, or its position is below the log's present start: the log then lacks changes that the mirror needs."""
 
     def __init__(self, target: Target, states: TableStates, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
@@ -101,8 +100,7 @@ class Standings:
         )  # fmt: skip
 
     def _aside(self, waiting: TableRecord, last: StateRow) -> TableRecord:
-        """If a renamed table was set aside under its last name, keep it set aside, because a rename does not request a
-        copy."""
+        """Keep a renamed table set aside if it had that state under its last name: a rename does not request a copy."""
         if last.state is not TableState.SET_ASIDE or last.table is None:
             return waiting
         noted = replace(last.table, name=waiting.table.name)

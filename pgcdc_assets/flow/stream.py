@@ -46,8 +46,7 @@ class LogStream:
         self._marks: set[Lsn] = set()
         self._reported = Lsn(0)
         self.complete_to = log.position()
-        """The log's last known recorded position. The log contains every transaction with a ``commit_lsn`` below this
-        LSN."""
+        """The log's last known recorded position. The log contains every transaction with a lower ``commit_lsn``."""
         self.arrived = False
         """Whether the goal set by :meth:`until` is reached. The receiver has then ended, or is about to end."""
         self.stream_aborts = 0
@@ -65,8 +64,8 @@ class LogStream:
         self._receiver.follow()
 
     def mark(self, lsn: Lsn) -> None:
-        """Have the receiver record the log's position at the boundary ``lsn``, once the log is complete to ``lsn``. The
-        receiver then continues."""
+        """Have the receiver record the log's position at the boundary ``lsn``, once the log is complete to it, and
+        continue."""
         if lsn > self.complete_to and lsn not in self._marks:
             self._marks.add(lsn)
             self._receiver.mark(lsn)

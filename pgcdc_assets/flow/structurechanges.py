@@ -99,8 +99,7 @@ class StructureChanges:
         self._in_progress.append((MirrorChange(record.table, what, record.former), self._pool.submit(change)))
 
     def ended(self) -> Iterator[MirrorChange]:
-        """Yield the changes that have ended since the last call. A failure that concerns more than one table is
-        raised."""
+        """Yield the changes that have ended since the last call. Raises a failure that concerns more than one table."""
         for change, done in [one for one in self._in_progress if one[1].done()]:
             self._in_progress.remove((change, done))
             with contained() as failed:
@@ -109,8 +108,7 @@ class StructureChanges:
 
     def cancel(self) -> None:
         """Cancel the changes in progress, and wait until they have ended, because nothing may be committed after the
-        lock is released. If a change was committed just before it was cancelled, the mirror itself records the
-        change."""
+        lock is released. A change that was committed already is recorded in the mirror."""
         for _, done in self._in_progress:
             done.cancel()
         while left := [done for _, done in self._in_progress if not done.done()]:
@@ -126,8 +124,7 @@ class StructureChanges:
         return self._reshaped(change) if change.former is None else self._renamed(change, change.former, seen_at)
 
     def _reshaped(self, change: MirrorChange) -> bool:
-        """Record a change of structure. False if the change failed, or if its table was set aside or has to be copied
-        for another reason."""
+        """Record a change of structure. False if it failed, or if its table is set aside or waits for a copy."""
         progress, name = self._work.progress, change.after.name
         if name not in progress or not progress[name].reshaping:
             return False
@@ -171,8 +168,7 @@ class StructureChanges:
 
 
 def _done(before: Table, after: Table) -> str:
-    """A text that says whether the mirror has changed. It has not changed if, for example, a column was renamed and
-    renamed back."""
+    """Says whether the mirror has changed: not if, for example, a column was renamed and renamed back."""
     leaves, now = ({leaf.oid for leaf in table.leaves} for table in (before, after))
     if alike(before, after) and leaves == now:
         return "that was undone since, and its mirror stays as it was"

@@ -1,5 +1,4 @@
-"""Runs a sync: receives and copies at the same time, and applies the changes that the log has got since the last
-turn."""
+"""Runs a sync: receives changes into the log, makes copies at the same time, and applies the log's new changes."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ class Sync:
         self._copies.begin()
 
     def _take_copies(self) -> bool:
-        """Record newly committed copies, and begin the next round if a round has ended. Returns whether there were such
-        copies."""
+        """Record newly committed copies; returns whether there were any. Begins the next round if a round has ended."""
         # `ended` is read before the committed copies: once a round has ended, all its copies are committed.
         ended = self._copies.ended
         moved = self._take_committed()

@@ -26,8 +26,7 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 class Turns:
-    """The turns of one run. Every method is called in the run's own thread. ``succeed`` is called when a point lists
-    every followed table."""
+    """The turns of one run, in the run's own thread. ``succeed`` is called when a point lists every followed table."""
 
     def __init__(
         self, work: Work, stream: LogStream, catalog: CatalogWatch, copies: Copies, ranges: RunRanges,
@@ -85,8 +84,7 @@ class Turns:
             self._spans.close()
 
     def begin_copies(self) -> None:
-        """Begin the copies that wait. After the receiver has ended, a copy could not catch up, so the next run makes
-        it."""
+        """Begin the copies that wait. Once the receiver has ended, a copy could not catch up: the next run makes it."""
         if not self._stream.arrived:
             self._copies.begin()
 

@@ -240,8 +240,7 @@ class Target(Protocol):
     def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
         """Keep a mirror cheap to read, and keep its promised versions readable. Does nothing unless the mirror is
         :meth:`unmoved` since its published version. Returns whether the mirror's rows were written to other files;
-        ``may_begin`` is called before such a rewrite, and can prevent it. ``table``: the table as the mirror has it;
-        None if not known."""
+        ``may_begin`` is called before such a rewrite, and can prevent it. ``table``: as the mirror has it, if known."""
 
     def keeps(self, name: TableName) -> bool:
         """Whether there is a mirror of this name. IdentityMismatch if it belongs to another owner."""
@@ -254,5 +253,4 @@ class Target(Protocol):
     ) -> Freed | None:
         """Delete the files that no kept version needs. Kept versions are the promised versions, versions younger than
         ``grace``, and the newest version. A kill at any moment is harmless. None if there was nothing to delete, or if
-        ``may_begin`` returned False. LakeError, and no deletion, if a kept version could not be read without the
-        files."""
+        ``may_begin`` returned False. Deletes nothing and raises LakeError if a kept version needs the files."""

@@ -129,9 +129,8 @@ class Ledger:
             self._merge(small)
 
     def keep(self, staying: Staying) -> int:
-        """Removes the rows that do not stay, in one Delta commit. Returns the number of removed rows. Merges
-        neighbouring files that are small or lose rows. Only neighbours are merged, because the times of two files must
-        never overlap."""
+        """Removes the rows that do not stay, in one Delta commit. Returns the number of removed rows. Merges files that
+        are small or lose rows, but only neighbours, because the times of two files must never overlap."""
         gone: list[Added] = []
         left: list[FileReport] = []
         count = 0
@@ -158,8 +157,7 @@ class Ledger:
                 create_table(self.path, Schema.from_arrow(self._schema), _PROPERTIES, {}, self.path.parent)
 
     def _newest(self) -> DeltaVersion | None:
-        """Returns the table's newest version; None before the first row. Raises UnknownFormat if the table has another
-        format than ours."""
+        """Returns the table's newest version; None before the first row. Raises UnknownFormat for another format."""
         table = self._log.newest()
         if table is not None:
             check_format(table.configuration.get(FORMAT_PROPERTY), f"ledger {self.path}")

@@ -44,8 +44,8 @@ SCHEMA = pa.schema(
 class Point:
     """One consistent point. ``tables``: the Delta version that each mirror has at ``replay_lsn``. ``positions``: the
     LSN of the mirror's last change, which the version records. ``changed``: mirrors with rows that another writer
-    changed, with a description. These mirrors have all changes of the source up to ``replay_lsn``, but also rows that
-    differ from the source."""
+    changed, with a description. These mirrors have all changes up to ``replay_lsn``, but also rows that differ from the
+    source."""
 
     replay_lsn: Lsn
     at: datetime
@@ -217,8 +217,7 @@ def _listings(rows: pa.Table) -> dict[str, Listing]:
 
 
 def _last_mentions(rows: pa.Table) -> pa.Table:
-    """Returns each table's last row of :func:`_mentions`. Avoids ``group_by``, which imports pandas (see
-    ``entries``)."""
+    """Returns each table's last row of :func:`_mentions`. ``group_by`` would import pandas (see ``entries``)."""
     mentions = _mentions(rows)
     names = whole(mentions["name"]).dictionary_encode()
     codes = in_numpy(names.indices)

@@ -27,8 +27,7 @@ NAME: Final = "pgcdc_env.tar.gz"
 OF_TASKS: Final = ("numpy", "pyarrow", "pyroaring", "obstore", "psycopg", "psycopg-binary", "pyyaml", "deltalake")
 """The packages that tasks import. A test imports all modules that tasks use, from an archive alone."""
 PYTHON_VARIABLE: Final = "PGCDC_ASSETS_PYTHON"
-"""The environment variable with the path of a node's Python, for a Python that is not on the PATH under its usual
-name."""
+"""The environment variable with the path of a node's Python, if that is not on the PATH under its usual name."""
 
 _NOT_NEEDED: Final = re.compile(r"(^|/)(__pycache__|tests)/|^pyarrow/(include|src)/|\.(pth|pyi|pxd|pyx)$|^__editable__")
 _REQUIRED: Final = re.compile(r"[A-Za-z0-9._-]+")

@@ -28,8 +28,8 @@ class Kind(StrEnum):
     FAILED = "failed"
     """Kind of a result whose content is the worker's host name, and an error that the driver raises unchanged."""
     OTHER = "other"
-    """Kind of a result for a task that was not run. Content: the worker's host name, and how the worker differs from
-    the driver."""
+    """Kind of a result for a task that was not run. Content: the worker's host name and how it differs from the
+    driver."""
 
 
 def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
@@ -51,8 +51,7 @@ def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
 
 @cache
 def versions() -> Versions:
-    """Returns this process's versions: our package with a digest of its code, Python's minor, pyarrow's major
-    version."""
+    """Returns the versions here: our package with a digest of its code, Python's minor, pyarrow's major version."""
     return {
         PACKAGE: f"{_version(PACKAGE)} ({_code()})",
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",

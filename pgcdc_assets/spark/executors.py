@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 EXECUTOR_SECONDS: Final = 600.0
 """Time limit for the first executor. A cluster that adds machines on demand takes minutes."""
 _SETTLED_SECONDS: Final = 3.0
-"""Executors of one application register almost together. If no other executor registers for this long, all have
-registered."""
+"""Executors of one application register almost together. If none follows for this long, all have registered."""
 _POLL_SECONDS: Final = 0.1
 _DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 _CAN_START: Final = "see in its UI whether it has the cores and the memory that `spark.executor.*` ask for"
@@ -30,8 +29,7 @@ def beside(session: SparkSession) -> bool:
 
 
 def cores(session: SparkSession) -> int:
-    """Returns how many tasks can run at a time, on registered executors or on executors that Spark may add on
-    demand."""
+    """Returns how many tasks can run at a time, on registered executors or those that Spark may add on demand."""
     context = session.sparkContext
     standing = max(1, int(context.defaultParallelism))
     if is_local(context.master):

@@ -42,8 +42,8 @@ _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 def delta_jars() -> list[Path]:
     """Returns the jars that the session needs in addition to pyspark's own, in name order. Downloads them on first use.
-    Raises MachineError for a missing or old Java, a cache that cannot be written, a failed download, or a jar with a
-    wrong hash."""
+    Raises MachineError for a missing or old Java, an unwritable cache, a failed download, or a jar with a wrong
+    hash."""
     delta = version("delta-spark")
     folder = cached(f"jars/delta-{delta}_{pyspark.__version__}_{SCALA}", _fetch)
     _check(folder)

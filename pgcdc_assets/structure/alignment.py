@@ -80,9 +80,8 @@ def _gone(table: Table, attnum: int) -> bool:
 
 
 def _ways(columns: Sequence[ShapeColumn], candidates: Sequence[_Candidate]) -> list[Alignment]:
-    """At most two ways to read the columns. Ways that differ only in dropped columns are the same way. For each
-    candidate in turn, the search assigns the candidate to the next column of the message, or leaves the candidate
-    out."""
+    """At most two ways to read the columns. Ways that differ only in dropped columns are the same way. The search
+    assigns each candidate in turn to the next column of the message, or leaves the candidate out."""
     needed = max((place for place, one in enumerate(candidates) if one.must), default=-1)
     ways: list[list[Alignment]] = [[()], *([] for _ in columns)]
     ended: list[Alignment] = []

@@ -16,8 +16,7 @@ _TEXTS: Final = frozenset({25, 1043})
 def keeps_text(was: PgType, is_: PgType) -> bool:
     """Whether values of type ``was`` keep their text under type ``is_``, if PostgreSQL did not rewrite the table for
     the change. Binary coercible types may differ in their text (int4 -1 is oid 4294967295). So this is true only for a
-    new typmod, which keeps bytes and text; for text to varchar and back; and for a domain to its base type and
-    back."""
+    new typmod, which keeps bytes and text, and between text and varchar, or a domain and its base type."""
     before, after = _stored(was), _stored(is_)
     alike = before.oid == after.oid or {before.oid, after.oid} <= _TEXTS
     return alike and holds(arrow_type(before), arrow_type(after))

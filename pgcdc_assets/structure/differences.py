@@ -74,8 +74,7 @@ def _kept_rows(table: Table, other: Table) -> set[Mark]:
 
 
 def _partitions(before: Table, now: Table) -> Iterator[Change]:
-    """Yields the differences in partitions. ATTACH adds rows to the table and DETACH removes rows, and the stream shows
-    neither change."""
+    """Yields the differences in partitions. ATTACH adds rows, DETACH removes rows, and the stream shows neither."""
     old, new = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
     # The mirror finds the rows of a leaf by the name that the leaf had when it was added. Rows that are published via
     # the root do not name their leaf.
@@ -182,8 +181,7 @@ def _added(before: Table, now: Table, column: Column) -> Change:
     if column.missing is not None or column.not_null or column.generated:
         return _changed_column(f'column "{column.name}" came with a value in older rows')
     if _new_files(before, now):
-        # A volatile default rewrites the table. VACUUM FULL writes a default into the rows, and deletes it from the
-        # catalog.
+        # A volatile default rewrites the table. VACUUM FULL moves a default from the catalog into the rows.
         return _changed_column(f'column "{column.name}" came, and older rows may have a value in it')
     return Change(Difference.COLUMN_ADDED, f'has a new column "{column.name}"')
 
@@ -205,8 +203,8 @@ def _key(before: Table, now: Table) -> Iterator[Change]:
 def key_changed(before: Table, now: Table) -> str | None:
     """How the key has changed; None if the key is the same. A primary key that was dropped and created again has a new
     constraint OID (REINDEX CONCURRENTLY keeps the OID). While the key did not exist, several rows may have had the same
-    key values. Under REPLICA IDENTITY FULL such rows can be updated and deleted, and the stream does not say which of
-    the rows is meant."""
+    key values. Under REPLICA IDENTITY FULL, such rows can be changed, and the stream does not say which row is
+    meant."""
     if (before.updates_seen, before.key, before.multiset) != (now.updates_seen, now.key, now.multiset):
         return "its key changed"
     if before.key and before.marks.key_constraint != now.marks.key_constraint:

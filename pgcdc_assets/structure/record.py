@@ -32,8 +32,7 @@ class Strange(Enum):
     PARTITION = auto()
     """The rows belong to a partition that is not among the leaves recorded for the mirror."""
     ATTACHED = auto()
-    """The stream sent the table's rows as rows of another table, because the table was a partition of that table for
-    some time."""
+    """The stream sent the table's rows as rows of another table, of which the table was a partition for some time."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,10 @@ class TableRecord:
     refused: bool = False
     """Whether the table is set aside because no mirror can contain it. A new copy would not help."""
     reshaping: bool = False
-    """Whether the structure or the folder of the mirror is being changed. During this time nothing is applied to the
-    mirror, and no copy begins."""
+    """Whether the mirror's structure or folder is being changed. Meanwhile nothing is applied and no copy begins."""
     since_columns: tuple[Lsn, Marks] | None = None
-    """Set while the mirror lacks new columns that are NULL in all older rows: an LSN at and above which the source
-    certainly has these columns, and the :data:`Marks` of all columns at the catalog check that showed the new
-    columns."""
+    """Set while the mirror lacks new columns that are NULL in all older rows: an LSN at which the source certainly had
+    these columns, and the :data:`Marks` of all columns at the catalog check that showed them."""
     columns: Marks | None = None
     """attnum and xmin of all columns at the last catalog check; None before the first check."""
     unread: UnreadRows | None = None

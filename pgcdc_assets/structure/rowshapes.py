@@ -236,14 +236,13 @@ def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) ->
     column may have had the same name."""
     live, last = set(relation.live), table.highest_attnum
     if (leaf := _numbered(table, shape)) is not None:
-        # One less than the lowest attnum of a later column: the root's last column may have been dropped before the
-        # leaf was created.
+        # Derived from the next attnum: the root's last column may have been dropped before the leaf was created.
         last = leaf.of_root(table.highest_attnum + 1) - 1
     return bool(live) and any(number not in live for number in range(last + 1, attnum))
 
 
 def _rewritten(table: Table, shape: Shape, relation: Table) -> bool:
-    """Whether the table was rewritten after the copy, for example because PostgreSQL wrote a volatile default into old
+    """Whether the table was rewritten after the copy, for example because a volatile default was written into old
     rows."""
     if not _leaf(table, shape):
         now = {leaf.oid: leaf.files.relfilenode for leaf in relation.leaves}

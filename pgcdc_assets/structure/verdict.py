@@ -105,9 +105,8 @@ def verdict(
     refusal: str | None = None, without_rows: Callable[[int], bool] = lambda oid: False, paused: bool = False,
 ) -> Verdict:  # fmt: skip
     """Decide what happens to the mirror of ``record``, whose table the catalog shows as ``now``. ``found``: the
-    differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can contain the table; None
-    if a mirror can. ``without_rows``: whether the relation with this OID certainly has no rows. ``paused``: no mirror
-    is changed."""
+    differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can contain the table.
+    ``without_rows``: whether the relation with this OID certainly has no rows. ``paused``: change no mirror."""
     unread, lost, partitions = record.unread, _of(found, _NOT_CARRIED), _of(found, {Difference.PARTITIONS})
     if record.former is not None:
         return Recopy((lost or partitions)[0].what) if lost or partitions else Later()
@@ -169,7 +168,7 @@ def _partitions(
 ) -> Verdict:
     """Decides the case that partitions were added or removed. The stream does not contain the rows that a partition had
     when it was attached. A partition that is empty at a check after its ATTACH had no such rows, so the stream contains
-    all rows of this partition."""
+    all its rows."""
     known = {leaf.oid for leaf in record.table.leaves}
     filled = next((leaf for leaf in now.leaves if leaf.oid not in known and not without_rows(leaf.oid)), None)
     if filled is not None:

@@ -52,14 +52,14 @@ class Collapsing:
     files: tuple[Location, ...]
     span: LsnRange
     target: MergeTarget
-    """The folder for new files, and the mirror's files to read (none if no file has to be read)."""
+    """The folder for new files, and the mirror's files to read: none after a truncate, or if all events are inserts."""
     divided: bool = False
     """The unit has only the events of some keys. One half of a key change may be in another unit."""
     arrivals: tuple[Location, ...] = ()
     """More feed files: the new halves of key changes."""
     masked: tuple[int, ...] = ()
     leaves: tuple[str, ...] = ()
-    """Leaves that were truncated."""
+    """Leaf partitions that were truncated."""
     bytes: int = 0
     repair: bool = False
     """Whether this is a repair. The mirror has already applied the span, so it is not known which keys it holds."""
@@ -205,8 +205,7 @@ class PendingChanges:
 
     def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
         """Divide the work by bucket of keys. Returns one unit for all keys if a bucket would need events that its rows
-        have under keys of another bucket. ``together``: a unit needs both halves of each key change, because rows are
-        followed from key to key."""
+        have under keys of another bucket. ``together``: a unit needs both halves of each key change."""
         size = sum(file.size for file in self.files)
         unit = Collapsing(
             self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves, bytes=size

@@ -1,9 +1,9 @@
 """Rewrites files of mirrors without a change of rows or position: during sync, and by ``pgcdc maintain`` (OPTIMIZE).
 
-Each turn leaves a small file in each mirror that changed. Many small files are merged into one, so that a turn's cost
-does not grow with the number of turns. Each turn also rewrites the whole deletion vector of every file in which it
-deletes rows. So a large file with many deleted rows is rewritten without these rows, one file at a time. Files of
-medium size are left to ``pgcdc maintain``, which merges files for readers.
+Each turn of a sync (one apply) leaves a small file in each mirror that changed. Many small files are merged into one,
+so that a turn's cost does not grow with the number of turns. Each turn also rewrites the whole deletion vector of every
+file in which it deletes rows. So a large file with many deleted rows is rewritten without these rows, one file at a
+time. Files of medium size are left to ``pgcdc maintain``, which merges files for readers.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class Compaction:
     """A file with fewer deleted rows is not worn."""
 
     def worth_rewriting(self, live: Sequence[Added]) -> tuple[Added, ...]:
-        """The files to rewrite as one now: the small files if there are many, or else the most worn file; often
-        none."""
+        """The files to rewrite as one now: all small files if there are many, else the most worn file; often none."""
         return self.small_files(live) or self.worn_file(live)
 
     def small_files(self, live: Sequence[Added]) -> tuple[Added, ...]:
@@ -160,8 +159,8 @@ def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
 
 
 def worth_merging(live: Sequence[Added]) -> list[list[Added]]:
-    """Groups of files, each to be written as one file: small files, and files with many deleted rows (such a file may
-    be a group of its own)."""
+    """Groups of files, each to be written as one file: small files, and files with many deleted rows. A group may be
+    one file."""
     chosen = [file for file in live if file.rows is not None and (file.size < SMALL_BYTES or _many_gone(file))]
     groups: list[list[Added]] = []
     size = float(FILE_BYTES)

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 LARGEST_PIECE: Final = 128 << 20
 SMALLEST_PIECE: Final = 4 << 20
-"""The smallest piece of a table, in bytes on the source's disk. Copying a smaller piece would take less time than its
-connection and its file."""
+"""The smallest piece of a table, in bytes on the source's disk. A smaller piece takes less time than its connection and
+file."""
 PIECES_PER_CORE: Final = 4
 """Pieces for each core. With several pieces, the last piece, which is copied alone, takes little of the whole time."""
 TABLES_PER_JOB: Final = 10
@@ -209,8 +209,7 @@ class _Copier:
         return CopyTarget(table, mirror.path, mirror.physical(schema), point)
 
     def _opened(self, name: TableName) -> Mirror:
-        """The mirror of this name. If its Delta log is unreadable, it is first moved away, and a new mirror is
-        created."""
+        """The mirror of this name. A mirror with an unreadable Delta log is moved away first, and created again."""
         layout = self._mirrors.layout
         try:
             return self._mirrors.open(name)

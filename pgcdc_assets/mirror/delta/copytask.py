@@ -97,8 +97,7 @@ def _copy_part(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[P
         passed(FaultPoint.PIECE_COPIED)
         return WrittenPart(target.table.name, report, bytes_estimate=sum(piece.bytes_estimate for piece in cut))
     except MachineError:
-        # This error concerns all tables, and perhaps only this machine: the code that runs the task adds the machine's
-        # name.
+        # This error concerns all tables, perhaps only on this machine: the caller adds the machine's name.
         raise
     except Exception as error:
         if (failure := copy_failure(target.table.name, error)) is None:

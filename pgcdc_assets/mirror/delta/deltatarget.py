@@ -1,7 +1,6 @@
 """Mirrors as Delta tables: implements the contract of :mod:`pgcdc_assets.mirror.target`. A mirror's position is the
 application transaction of the Delta commit that adds the rows. A version is the version of the Delta table. Durable
-means synced to disk (:mod:`pgcdc_assets.mirror.delta.durability`). Points are implemented in
-:mod:`pgcdc_assets.points`."""
+means synced to disk (:mod:`pgcdc_assets.mirror.delta.durability`). Points: :mod:`pgcdc_assets.points`."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ class DeltaTarget:
         place = self._mirrors.open(table.name)
         others = place.snapshot_lsn == position and place.oid != table.oid
         if others and place.effective_replay_lsn(self._points) != position:
-            # Otherwise a later run that opens the mirror would take the position of the other table's copy for this
-            # table's position.
+            # Otherwise a later run would take the position of the other table's copy for this table's position.
             raise LakeError(f"holds a copy of {position} that has gone on", thing=f"mirror {place.name}", lsn=position)
         return rename_mirror(held, place, table, self._mirrors.layout.root, position)
 

@@ -1,7 +1,7 @@
 """Makes versions of the mirrors durable ("settles" them), and reads the position that each version itself records. A
-consistent point names only settled versions. Settling happens once a turn, for all tables together. For our own
-commits, it syncs only the file names, because the content of the files is already durable. For commits of other writers
-among these versions, it syncs names and content."""
+consistent point names only settled versions. All tables are settled together, once per turn (one apply of the log). For
+our own commits, it syncs only the file names, because the content of the files is already durable. For commits of other
+writers among these versions, it syncs names and content."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ class _File:
 
 
 def _file(folder: Location, action: dict[str, Any]) -> _File | None:
-    """The file of an add or remove action. None if the file cannot be read: either it was deleted since, or its next
-    reader reports the error."""
+    """The file of an add or remove action. None if it cannot be read: it was deleted, or its next reader reports the
+    error."""
     try:
         with opened_parquet(folder / unquote(action["path"])) as file:
             footer = file.metadata

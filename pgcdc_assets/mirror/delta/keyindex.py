@@ -1,7 +1,6 @@
 """Finds the rows of a target whose key is in a merge source. Key columns are compared one after the other, so the
 second column is compared only in rows where the first matches. Values compare as in PostgreSQL's keys, except that 0
-and -0 are equal. A value that does not fit its Arrow type is stored as NULL, and is identified by its text in
-``_pgcdc_raw``."""
+and -0 are equal. A value that does not fit its Arrow type is NULL, and is identified by its text in ``_pgcdc_raw``."""
 
 from __future__ import annotations
 

@@ -32,8 +32,7 @@ IDENTITY: Final = "pgcdc.identity"
 """Table property: the identity of the stream whose changes are applied to the mirror."""
 SOURCE_TABLE: Final = "pgcdc.table"
 SOURCE_OID: Final = "pgcdc.oid"
-"""Table property: the OID of the source table whose rows the mirror has. Another table may have that table's name
-now."""
+"""Table property: the OID of the source table whose rows the mirror has. That table may have another name now."""
 STRUCTURE: Final = "pgcdc.structure"
 """Table property: the table's name and structure after the mirror's last structure change or rename, and the LSN of the
 copy that was changed."""

@@ -74,8 +74,8 @@ def way_back(name: TableName, *, refused: bool) -> str:
 @dataclass(frozen=True)
 class MirrorSchema:
     """The columns of a mirror: the table's own columns with their exact names, then pgcdc's own. All columns are
-    nullable, even keys: delta-rs lets a NULL into a NOT NULL column, and readers then see the value of a neighbouring
-    row."""
+    nullable, even keys: delta-rs lets a NULL into a NOT NULL column, and readers then see a neighbouring row's
+    value."""
 
     arrow: pa.Schema
 
@@ -98,8 +98,8 @@ class MirrorSchema:
 
 
 def own_fields(table: Table) -> list[pa.Field]:
-    """The columns that pgcdc adds: commit LSN and time, texts of values that do not fit their types, and maybe the
-    partition and row identity."""
+    """The columns that pgcdc adds: commit LSN and time, texts of values that do not fit, maybe partition and row
+    identity."""
     fields = [
         pa.field(COMMIT_LSN, pa.int64()),
         pa.field(COMMIT_TS, pa.timestamp("us", "UTC")),

@@ -24,8 +24,7 @@ from pgcdc_assets.delta.vectors import kept, read_vector
 from pgcdc_assets.failures import unreadable
 
 GROUP_BYTES: Final = 32 << 20
-"""New row groups have about this size in memory. Many small row groups would cost a merge as much as many small
-files."""
+"""New row groups have about this size in memory. Small row groups would cost a merge as much as small files."""
 
 MATCHED_BYTES: Final = 48 << 20
 """How many bytes of a target's columns are matched with the source at a time. A file of a million rows with uuid keys
@@ -60,8 +59,7 @@ class MergeTarget:
             yield from groups
 
     def files_groups(self, wanted: WantedKeys) -> Iterator[list[RowGroup]]:
-        """The row groups of :meth:`groups`, as one list per file. A file stays open until the next list is
-        requested."""
+        """The row groups of :meth:`groups`, one list per file. A file stays open until the next list is requested."""
         for added in self.files:
             if all(_may_hold(values, self._bounds(added, name)) for name, values in wanted.items()):
                 with _opened(self.folder / added.path) as file:
@@ -183,8 +181,8 @@ def _opened(path: Location) -> pq.ParquetFile:
 
 
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
-    """The key columns that can exclude row groups, with their values. A column with a NULL is left out, because a NULL
-    here matches any value."""
+    """The key columns that can exclude row groups, with their values. A column with a NULL is left out: a NULL here
+    matches any value."""
     return {
         name: _sorted(pc.unique(values))
         for name, values in keys.items()

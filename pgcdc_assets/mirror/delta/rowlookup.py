@@ -164,7 +164,7 @@ class _Match:
         return list(dict.fromkeys([*self._own.columns, *self._from.columns]))
 
     def take(self, rows: RowGroups, emptied: Bools) -> Ints:
-        """Match these row groups. Returns the places of the live rows whose key is in the source."""
+        """Match these row groups. Returns the row numbers (places) of the live rows whose key is in the source."""
         at, of = _alive(rows, *self._own.find(rows.columns))
         self.hits += np.bincount(of, minlength=len(self.hits))
         self._emptied_hits += np.bincount(of[emptied[at]], minlength=len(self.hits))
@@ -185,8 +185,7 @@ class _Match:
             self._write_fetched()
 
     def check(self) -> None:
-        """Raise MergeMismatch if the target lacks a row that must exist, has a row that must not exist, or has a row
-        twice."""
+        """Raise MergeMismatch if the target lacks a required row, has a row that must not exist, or has a row twice."""
         present = self._source[PRESENT]
         must, must_not = _bools(pc.fill_null(present, False)), ~_bools(pc.fill_null(present, True))
         if (must & (self.hits == 0)).any() or (self._lacking & (self._fetched_count == 0)).any():
@@ -246,8 +245,7 @@ class _Copies:
         return np.concatenate(taken) if taken else at
 
     def _take(self, group: RowGroup, at: Ints) -> Ints:
-        """Selects those of the rows ``at`` of a row group that are to be deleted. The hash of each row ``at`` equals
-        the hash of a removed row."""
+        """Selects the rows to delete from the rows ``at``, each of which has the hash of a removed row."""
         theirs = group.read(self._names).take(pa.array(at))
         asked = np.flatnonzero(_bools(pc.is_in(self._removed[HASH], pc.unique(theirs[HASH]))))
         both = [self._removed.take(pa.array(asked)), theirs]

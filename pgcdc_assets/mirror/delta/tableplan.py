@@ -99,8 +99,7 @@ class TablePlan:
         return {app_id: self.pending.span.end}
 
     def widened(self) -> TablePlan:
-        """Add new columns to the mirror, in a commit before the data. Returns the plan with that mirror. Changes no
-        row."""
+        """Add new columns to the mirror, in a commit before the data. Returns the plan with that mirror."""
         missing = pa.schema(_missing(self.table, self.mirror))
         if not missing.names:
             return self

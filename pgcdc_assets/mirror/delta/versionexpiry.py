@@ -1,11 +1,11 @@
 """Decides which versions of a mirror stay readable: protects the promised versions (the versions that consistent points
 name), and deletes the files that only other versions need.
 
-One turn a second makes 86,400 versions a day. Each version has a commit, and a deletion vector for every file in which
-it deletes rows. Points are thinned out with age (:mod:`pgcdc_assets.core.retention`), and so are the versions between
-the points' versions. Each version that a point names gets a checkpoint and keeps its commit. The log stays complete
-from one checkpoint on: the newest checkpoint that is old enough. Table properties protect the promised versions from
-another writer's VACUUM or log clean-up.
+One turn (an apply of new changes) a second makes 86,400 versions a day. Each version has a commit, and a deletion
+vector for every file in which it deletes rows. Points are thinned out with age (:mod:`pgcdc_assets.core.retention`),
+and so are the versions between the points' versions. Each version that a point names gets a checkpoint and keeps its
+commit. The log stays complete from one checkpoint on: the newest checkpoint that is old enough. Table properties
+protect the promised versions from another writer's VACUUM or log clean-up.
 """
 
 from __future__ import annotations

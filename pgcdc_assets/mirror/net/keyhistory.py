@@ -71,8 +71,8 @@ def key_outcomes(
 
 
 def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: Ints) -> Ints:
-    """For each event: the index of its old half if it is the new half of a key change, else -1. Both are neighbours in
-    ``order``."""
+    """For each event that is the new half of a key change: the index of the old half, its neighbour in ``order``; else
+    -1."""
     old_half = np.full(len(op), -1, dtype=np.int64)
     places = np.flatnonzero(op[order] == _PREIMAGE)
     if not len(places):
