@@ -10,7 +10,7 @@ from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.project import SENSOR_ON, enter_project, load_catalog
 
 _LOGGERS = {logs.JSON: {"console": dg.json_console_logger}}
-"""What Dagster itself writes of a run on stderr, where it is not as Dagster's default."""
+"""By log format: the loggers that replace Dagster's default logger, which writes a run's events to stderr."""
 
 settings = enter_project()
 # The number of cores limits runs of the pipeline, not the number of processes. So one process per run is enough.

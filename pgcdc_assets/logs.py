@@ -1,10 +1,10 @@
-"""Log lines as JSON, one object per line, for programs that collect logs.
+"""Writes log lines as JSON, one object per line, for programs that collect logs.
 
-A line has ``time``, ``level``, ``logger`` and ``message``, and where they are known ``stage``, ``table``, ``lsn`` and
-numbers. A call gives them as the ``extra`` of :mod:`logging`, or a caller gives them for all lines of a block
-(:func:`about`). Only our own loggers write here. What Java and libraries print stays text, in ``run.log``.
+A line has ``time``, ``level``, ``logger`` and ``message`` and, if known, ``stage``, ``table``, ``lsn`` and numbers.
+These fields are the ``extra`` of the :mod:`logging` call, or are set for all lines of a block (:func:`about`). Only our
+own loggers write JSON. Output of Java and of libraries stays text, in ``run.log``.
 
-No line holds a value of a row or a secret: our messages hold none, and of an exception only the class is written.
+No line contains row values or secrets: our messages have neither, and only an exception's class is written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIABLE: Final = "PGCDC_LOG_FORMAT"
 """The variable of the setting ``log_format``."""
 TEXT, JSON = "text", "json"
 _DESCRIPTOR: Final = "PGCDC_ASSETS_LOG_FD"
-"""Tells a child process where to write its lines."""
+"""The variable with the file descriptor to which a child process writes its lines."""
 _LOGGER: Final = logging.getLogger("pgcdc_assets")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -30,7 +30,8 @@ _about: ContextVar[Mapping[str, Any]] = ContextVar("about", default={})  # noqa:
 
 
 class JsonFormatter(logging.Formatter):
-    """``fields``: fields of every line, which a line's own fields replace."""
+    """Formats a line as JSON. ``fields``: fields of every line; a line's own field of the same name takes
+    precedence."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class JsonFormatter(logging.Formatter):
 
 @contextmanager
 def about(**fields: Any) -> Iterator[None]:
-    """Give the lines of this thread these fields during the block."""
+    """Add these fields to all lines of this thread during the block."""
     before = _about.set({**_about.get(), **fields})
     try:
         yield
@@ -62,20 +63,20 @@ def about(**fields: Any) -> Iterator[None]:
 
 
 def in_words(message: str, fields: Mapping[str, Any]) -> str:
-    """A message for people, with the fields that it does not name itself."""
+    """The message for people, followed by the fields whose values it does not contain."""
     return " ".join([message, *(f"{name}={value}" for name, value in fields.items() if str(value) not in message)])
 
 
 def begin(*, as_json: bool, **fields: Any) -> None:
-    """Write the lines of our loggers as JSON to stderr as it is now: a run later redirects stderr to ``run.log``. With
-    ``as_json`` false, logging is as Python begins it. May be called again."""
+    """Write the lines of our loggers as JSON to the present stderr, even if a run later redirects stderr to
+    ``run.log``. With ``as_json`` false, restore Python's default logging. May be called again."""
     _end()
     if as_json:
         _write(os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8"), **fields)
 
 
 def begin_in_child(**fields: Any) -> None:
-    """Write the lines of a child process to where its parent writes them, if the parent writes JSON."""
+    """In a child process: write lines as JSON to the parent's stream, if the parent writes JSON."""
     if _DESCRIPTOR in os.environ:
         _write(os.fdopen(int(os.environ[_DESCRIPTOR]), "w", buffering=1, encoding="utf-8"), **fields)
 

@@ -15,7 +15,7 @@ from pgcdc_assets.log.reader import ChangeLog
 
 @dataclass(frozen=True)
 class Lag:
-    """``seconds``: for how long the oldest transaction that the table lacks has waited; None if this is not known."""
+    """The lag of one table. ``seconds``: the age of the oldest transaction that the mirror lacks; None if not known."""
 
     bytes: int | None = None
     seconds: float | None = None
@@ -41,7 +41,7 @@ def _lag(facts: Facts, table: TableFacts, lacks: Pending | None, received: datet
     if lacks is not None:
         return Lag(behind, _age(facts, lacks.committed))
     if facts.at_work is not None or facts.log.transform_lsn >= facts.source.flush_lsn:
-        # A process receives: what it has not received yet was written within the last seconds.
+        # A process receives changes: changes that it has not received yet are at most some seconds old.
         return Lag(behind, 0.0)
     stopped = facts.slot.inactive_since if facts.slot is not None else None
     since = stopped or received

@@ -1,4 +1,4 @@
-"""Finds, in the change log, the oldest transaction that a mirror lacks. So a lag can be given in seconds."""
+"""Finds the oldest transaction of the change log that a mirror lacks, to report the mirror's lag in seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.log.reader import ChangeLog, Segment
 
 READ_BYTES: Final = 64 << 20
-"""The most bytes of the log that one search reads. Usually it reads nothing, or the last second's file."""
+"""The most bytes of the log that one search reads. Usually a search reads nothing, or the newest file."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Pending:
     """The oldest transaction that a mirror lacks."""
 
     start: Lsn
-    """The start of its batch: the mirror has everything up to here."""
+    """The start of the transaction's batch. The mirror has all changes below this LSN."""
     committed: datetime
-    """When it committed, by the source's clock. If the log above the mirror's position is too long to be searched: when
-    its file was written."""
+    """When the transaction committed, by the source's clock. If the log above the mirror's position is too long to be
+    searched: when the transaction's file was written."""
 
 
 def pending(log: ChangeLog, catalog: Catalog, tables: Iterable[TableFacts]) -> dict[TableName, Pending]:
@@ -37,7 +37,7 @@ def pending(log: ChangeLog, catalog: Catalog, tables: Iterable[TableFacts]) -> d
         if table is not None and facts.replay_lsn is not None:
             groups.setdefault(facts.replay_lsn, []).append(table)
     found: dict[TableName, Pending] = {}
-    # The largest group has the tables that are followed. A table that was set aside long ago comes after them.
+    # The largest group, usually the followed tables, is searched first. Tables set aside long ago come last.
     for replay_lsn, group in sorted(groups.items(), key=lambda item: -len(item[1])):
         found |= _above(log, replay_lsn, group)
     return found
@@ -66,7 +66,7 @@ def _above(log: ChangeLog, replay_lsn: Lsn, tables: Sequence[Table]) -> dict[Tab
 
 
 def _unread(segments: Iterable[Segment], owners: Mapping[int, TableName]) -> dict[TableName, Pending]:
-    """What the bounds of the files say, without reading them: a file may hold rows of a table."""
+    """For each table, the first file that may contain rows of the table, by the recorded bounds. Reads no file."""
     found: dict[TableName, Pending] = {}
     for segment in sorted(segments, key=lambda segment: segment.batch_end):
         for oid, name in owners.items():

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class ProblemCode(StrEnum):
-    """What kind of problem it is."""
+    """The kind of a problem."""
 
     # The project and its lake
     NOT_SET_UP = "not_set_up"

@@ -181,7 +181,7 @@ def status(settings: Settings) -> Status:
 
 
 def _lags(facts: Facts, layout: Layout) -> dict[TableName, Lag]:
-    """The lag of each table; empty if the log cannot be read, which is a problem of its own."""
+    """The lag of each table; empty if the log cannot be read, which is reported as a problem."""
     with suppress(PgcdcError, OSError):
         return lags(facts, layout)
     return {}

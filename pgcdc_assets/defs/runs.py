@@ -166,7 +166,7 @@ def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading
     errors are raised as Dagster failures whose text is one line."""
     mark_process(context, of.names)
     if of.settings.log_format == logs.JSON and not logs.as_json():
-        # A run of Dagster's own process. Under a command, the command has begun this.
+        # The process was started by Dagster. If a command starts the run, the command has called begin().
         logs.begin(as_json=True)
     with as_failures():
         reserve(of, context.instance)

@@ -128,7 +128,7 @@ class Copies:
         self._asked: Sequence[TableName] = ()
         """The tables of the present or the last round."""
         self.count = CopyCount()
-        """How far the present or the last round is."""
+        """The progress of the present or the last round."""
         self._rounds: Counter[TableName] = Counter()
         """How many copies of each table this run has begun. In follow mode, a committed copy resets the count of its
         table, and a regular catalog check without a copy in progress resets all counts."""

@@ -83,9 +83,9 @@ class Engine:
     ) -> SyncReport:  # fmt: skip
         """Copy new tables, receive, and apply, until ``bounds`` end the sync. ``copy_anew``: tables to copy again.
         ``heal``: set-aside tables to resume. Without follow mode, the sync is repeated, at most COPY_ROUNDS times,
-        while tables wait for a copy or a point. With ``copy_anew`` or ``heal``, another sync that is in follow mode
-        pauses for this sync. In follow mode, this sync pauses (or ends, if it has a time limit) while a command needs
-        the lake, and connects again if it loses the source, except in a first pass with ``copy_anew`` or ``heal``."""
+        while tables wait for a copy or a point. Such a sync with ``copy_anew`` or ``heal`` makes a sync in follow mode
+        pause. In follow mode, this sync pauses (or ends, if it has a time limit) while a command needs the lake, and
+        connects again if it loses the source, except in a first pass with ``copy_anew`` or ``heal``."""
         if copy_anew or heal:
             self._refuse_while_paused()
         started = time.monotonic()

@@ -129,7 +129,7 @@ def sole(
 
 
 def refuse_unwritable(layout: Layout) -> None:
-    """Raise MachineError or StoreFailed if nothing can be written to the lake, or to the place where it will be."""
+    """Raise MachineError or StoreFailed if nothing can be written to the lake or, before it exists, to its location."""
     try:
         storage.probe(layout.root)
     except OSError as error:

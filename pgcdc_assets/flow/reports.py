@@ -143,17 +143,17 @@ class Phase(StrEnum):
     """What a sync does now."""
 
     COPYING = "copying"
-    """Copies of tables are in progress. Changes of the other tables are followed."""
+    """Copies of tables are in progress. Changes of the other tables are applied."""
     CATCHING_UP = "catching up"
     FOLLOWING = "following"
     """The mirrors hold all changes that have arrived."""
     PAUSED = "paused"
-    """Changes go into the log alone."""
+    """Changes are only written to the log."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a sync is at one moment, for people."""
+    """The progress of a sync at one moment, to be shown to people."""
 
     phase: Phase
     replay_lsn: Lsn
@@ -187,7 +187,8 @@ class Observer(Protocol):
         """A message for people. No code may depend on it."""
 
     def moving(self, now: Callable[[], RunState]) -> None:
-        """The run is at work. ``now`` asks the source, so call it only to show the state, and not often."""
+        """The run makes progress. ``now`` returns its state, and queries the source, so call it rarely and only for
+        display."""
 
 
 class Silent:

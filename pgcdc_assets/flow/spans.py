@@ -1,5 +1,5 @@
-"""Spans of OpenTelemetry for each turn, for an operator whose tools show traces. They are written only if the standard
-variable ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set, by OTLP over HTTP, and need the extra ``otel``.
+"""Sends OpenTelemetry spans for each turn, for operators with a tracing tool. Spans are sent by OTLP over HTTP, and
+only if the standard variable ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set. The extra ``otel`` is needed.
 
 | span | from | to |
 |---|---|---|
@@ -33,7 +33,7 @@ ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_EN
 SERVICE: Final = "pgcdc"
 """The name of the service, unless ``OTEL_SERVICE_NAME`` gives another name."""
 _FLUSH_SECONDS: Final = 2.0
-"""The longest time that the end of a run waits for the receiver of the spans."""
+"""Seconds that a run waits, at its end, for the server that receives the spans."""
 _LACKING: Final = (
     "no spans are written: OTEL_EXPORTER_OTLP_ENDPOINT is set, and OpenTelemetry is not installed; "
     "`pip install 'pgcdc_assets[otel]'` installs it"
@@ -41,7 +41,7 @@ _LACKING: Final = (
 
 
 def turn_spans(observer: Observer) -> TurnSpans | None:
-    """The spans of one run; None if nobody asks for spans, or if OpenTelemetry is missing, which is reported."""
+    """The spans of one run; None without an endpoint, or if OpenTelemetry is not installed, which is reported."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return None
     try:
@@ -65,8 +65,9 @@ class TurnSpans:
         self._ended = time.time()
 
     def record(self, began: float, start: Lsn, turn: Turn, batches: Sequence[BatchSummary], applied: float) -> None:
-        """Write the spans of a turn that ends now. ``began``, ``applied``: when the turn began and had applied all, as
-        of :func:`time.time`. ``start``: the lowest position of its tables before it. ``batches``: what it applied."""
+        """Write the spans of a turn that ends now. ``began``, ``applied``: when the turn began, and when all tables
+        were applied (:func:`time.time`). ``start``: the tables' lowest position before. ``batches``: the applied
+        batches."""
         from opentelemetry import trace
 
         ended = time.time()
@@ -94,7 +95,7 @@ class TurnSpans:
         self._ended = ended
 
     def close(self) -> None:
-        """Send what is left. A receiver that does not answer delays the run's end by a short time only."""
+        """Send the remaining spans. Waits at most ``_FLUSH_SECONDS`` for the receiver."""
         sending = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         sending.start()
         sending.join(_FLUSH_SECONDS)

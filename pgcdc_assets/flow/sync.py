@@ -224,7 +224,7 @@ class Sync:
             self._work.operation.succeed()
 
     def state(self) -> RunState:
-        """Where the run is now."""
+        """The run's present progress."""
         complete, replay_lsn = self._stream.complete_to, self._work.progress.replay_lsn
         waiting = LogSpan(self._work.log, LsnRange(min(replay_lsn, complete), complete)).batches
         oldest = next((batch.first_commit_ts for batch in waiting if batch.first_commit_ts is not None), None)

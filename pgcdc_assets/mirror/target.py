@@ -90,7 +90,7 @@ class CopyReport:
 
 @dataclass
 class CopyCount:
-    """How far the copies of some tables are, for people. The copies' thread fills it, and any thread may read it."""
+    """The progress of copies, to be shown to people. The copies' thread writes it, and any thread may read it."""
 
     tables: int = 0
     copied: int = 0
@@ -98,7 +98,7 @@ class CopyCount:
     bytes: int = 0
     """Size of the tables on the source's disk; 0 until it is known."""
     read: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    """Rows that were read, and the share of ``bytes`` in which they were."""
+    """Returns how many rows, and how many of ``bytes``, were read."""
 
 
 Failures = dict[TableName, PgcdcError]

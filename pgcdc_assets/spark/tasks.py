@@ -28,10 +28,10 @@ _NO_MODULE: Final = re.compile(r"No module named '?(pyspark|pgcdc_assets)\b")
 
 
 class TaskSum(Generic[Result]):
-    """A sum over the results of tasks, for people. It grows as tasks end, before their job ends."""
+    """A sum over the results of a job's tasks, to show progress: it grows whenever a task ends."""
 
     def __init__(self, session: SparkSession, number: Callable[[Result], int]) -> None:
-        """``number``: a module's function, which runs in the worker."""
+        """``number``: a module's function that returns a result's part of the sum. It runs in the worker."""
         self.number = number
         self.sum = session.sparkContext.accumulator(0)
 

@@ -57,7 +57,7 @@ class TableRecord:
     refused: bool = False
     """Whether the table is set aside because no mirror can contain it. A new copy would not help."""
     reshaping: bool = False
-    """Whether the mirror's structure or folder is being changed. Meanwhile nothing is applied and no copy begins."""
+    """Whether the mirror's structure or folder is being changed. During this time nothing is applied or copied."""
     since_columns: tuple[Lsn, Marks] | None = None
     """Set while the mirror lacks new columns that are NULL in all older rows: an LSN at which the source certainly had
     these columns, and the :data:`Marks` of all columns at the catalog check that showed them."""

@@ -75,7 +75,7 @@ def copy_tables(
     A failure of one table does not prevent the commits of the other tables. Returns which tables failed, and why:
     CopyOutdated and CopyBlocked if another session altered or locked a table during the copy, IdentityMismatch if a
     mirror's folder holds a table of another owner. ``retention``: how long the mirrors' versions are promised to
-    readers. ``count`` is kept up to date while the tasks go on.
+    readers. ``count`` is updated while the tasks run.
     """
     copier = _Copier(session, conninfo, mirrors, snapshot, retention)
     jobs, failures = copier.jobs(tables)
@@ -124,7 +124,7 @@ class _Copier:
         self._rows, self._bytes = TaskSum(session, rows_written), TaskSum(session, bytes_read)
 
     def read(self) -> tuple[int, int]:
-        """Rows and bytes that the tasks have read. A task that Spark repeats may count twice."""
+        """Rows and bytes that the tasks have read. A task that Spark repeats may be counted twice."""
         return self._rows.value, self._bytes.value
 
     # Planning -------------------------------------------------------------------------------------
