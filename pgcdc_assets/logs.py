@@ -30,8 +30,7 @@ _about: ContextVar[Mapping[str, Any]] = ContextVar("about", default={})  # noqa:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a line as JSON. ``fields``: fields of every line; a line's own field of the same name takes
-    precedence."""
+    """Formats lines as JSON. ``fields``: fields of every line; a line's own field of that name takes precedence."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__()

@@ -58,8 +58,8 @@ class Rendering:
 
 @dataclass(frozen=True)
 class _Form:
-    """How values of a pair of types are rendered as text. ``value`` and ``fits`` map an SQL expression to an SQL
-    expression. If ``fits`` is None, every value fits the mirror's type."""
+    """How values of a pair of types are rendered as text. ``value`` and ``fits`` build SQL from the SQL expression of a
+    value. If ``fits`` is None, every value fits the mirror's type."""
 
     value: Callable[[str], str]
     text: Callable[[pa.Array], pa.Array]

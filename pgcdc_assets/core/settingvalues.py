@@ -19,7 +19,7 @@ _OF_THIS_HOST: Final = re.compile(r"local-cluster\[.*\]|spark://(127(\.\d+){3}|l
 @dataclass(frozen=True)
 class PrefixPatterns:
     """Patterns for whole prefixes, with ``*`` and ``?``, like the patterns for tables. A leading ``-`` excludes. A
-    pattern in double quotes is taken verbatim. A prefix is chosen if an inclusion matches it and no exclusion does;
+    pattern in double quotes is compared verbatim. A prefix is chosen if an inclusion matches it and no exclusion does;
     without any pattern no prefix is chosen."""
 
     included: tuple[re.Pattern[str], ...] = ()

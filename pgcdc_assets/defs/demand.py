@@ -15,7 +15,7 @@ FOREIGN_WAL_BYTES = 16 << 20
 
 _FIRST_PAUSE_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 600.0
-"""The pause after a failed run, and the longest pause. Each further failure in a row doubles the pause."""
+"""Seconds: the pause after a failed run, and the longest pause. Each further failure in a row doubles the pause."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SourceState:
     paused: bool = False
     """Whether the operator has paused applying. Then nothing is applied or copied."""
     endpos: Lsn | None = None
-    """The LSN at which a sync that follows the source must end, at the operator's request."""
+    """The LSN at which a sync in follow mode must end, at the operator's request."""
     published: bool | None = None
     """Whether the slot holds a published change that was not received. None if this is not known."""
     tables: str = ""

@@ -30,7 +30,7 @@ _GRANTED = "then run again: it copies the table"
 @dataclass(frozen=True)
 class Copied:
     table: Table
-    """The table as the snapshot's catalog has it."""
+    """The table as the snapshot's catalog shows it."""
     report: CopyReport
 
 

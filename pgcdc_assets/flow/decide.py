@@ -94,7 +94,7 @@ class View:
     gathers: bool = False
     """Whether the run may let messages accumulate, because it still receives and nothing needs a turn now."""
     held: bool = False
-    """Whether ``verify`` is about to name the LSN at which it wants a point. No turn may go beyond that LSN."""
+    """Whether ``verify`` is about to name the LSN at which it wants a point. No turn begins before it has."""
     exact: Lsn | None = None
     """The LSN at which ``verify`` wants a point."""
     caught_up: bool = False

@@ -42,7 +42,7 @@ from pgcdc_assets.store import storage
 THIN_AFTER_VERSIONS: Final = 600
 """Old versions of a mirror are deleted after this many new versions: ten minutes at one turn per second."""
 PRUNE_SECONDS: Final = 600.0
-"""Old points are deleted at least this often, even if no mirror is due because each of many tables changes rarely."""
+"""Seconds after which old points are deleted even if no mirror has THIN_AFTER_VERSIONS new versions."""
 
 
 def prune_points(work: Work, now: datetime) -> int:

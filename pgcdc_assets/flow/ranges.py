@@ -43,7 +43,7 @@ from pgcdc_assets.structure.record import TableRecord
 
 @dataclass
 class OpenRange:
-    """The range that collects the applied batches."""
+    """The range to which applied batches are added until it is closed."""
 
     start: Lsn
     max_bytes: int

@@ -168,7 +168,7 @@ class RunState:
 
 
 class Observer(Protocol):
-    """All methods are called in the run's own thread, in LSN order. An exception ends the run at a boundary."""
+    """Receives a run's reports, in the run's own thread and in LSN order. An exception ends the run at a boundary."""
 
     def known_ranges(self) -> list[LsnRange]:
         """The registered ranges, in order. A new range begins where the last range ends."""
@@ -187,8 +187,7 @@ class Observer(Protocol):
         """A message for people. No code may depend on it."""
 
     def moving(self, now: Callable[[], RunState]) -> None:
-        """The run makes progress. ``now`` returns its state, and queries the source, so call it rarely and only for
-        display."""
+        """The run makes progress. ``now`` returns its state. It queries the source, so call it rarely."""
 
 
 class Silent:

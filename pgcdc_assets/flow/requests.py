@@ -80,7 +80,7 @@ def pause_apply(layout: Layout, *, paused: bool) -> bool:
 
 
 UNNAMED_SECONDS: Final = 60.0
-"""How many seconds a sync starts no turn because of a request without an LSN."""
+"""How many seconds a request without an LSN prevents new turns of the sync."""
 NAMING_SECONDS: Final = UNNAMED_SECONDS / 2
 """``verify`` must name its LSN within this many seconds, or take a new snapshot: the sync may have passed the LSN."""
 NAMED_SECONDS: Final = 900.0
@@ -104,7 +104,7 @@ class VerifyRequest:
 
 
 class PlacedRequest:
-    """Verify's side of the request."""
+    """A request that ``verify`` has placed, for use by ``verify``."""
 
     def __init__(self, held: Lease) -> None:
         self._held = held
@@ -150,12 +150,12 @@ def verify_request(layout: Layout) -> VerifyRequest | None:
 
 
 class VerifyRequests:
-    """The sync's side of the request. The sync obeys each request for a limited time."""
+    """Reads the request of ``verify`` for a sync. The sync obeys each request for a limited time."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._seen: dict[str, float] = {}
-        """When the request of each tenure was first seen; minus infinity once the request has expired."""
+        """By ``tenure``: when the request was first seen; minus infinity once the request has expired."""
 
     def current(self) -> VerifyRequest | None:
         """The request that the sync obeys now; None if there is no request, or if the request has expired. An expired

@@ -65,8 +65,8 @@ class TurnSpans:
         self._ended = time.time()
 
     def record(self, began: float, start: Lsn, turn: Turn, batches: Sequence[BatchSummary], applied: float) -> None:
-        """Write the spans of a turn that ends now. ``began``, ``applied``: when the turn began, and when all tables
-        were applied (:func:`time.time`). ``start``: the tables' lowest position before. ``batches``: the applied
+        """Write the spans of a turn that ends now. ``began``, ``applied``: :func:`time.time` when the turn began, and
+        after all tables were applied. ``start``: the tables' lowest position before. ``batches``: the applied
         batches."""
         from opentelemetry import trace
 

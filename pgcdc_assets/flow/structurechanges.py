@@ -35,7 +35,7 @@ class MirrorChange:
 
 
 class StructureChanges:
-    """Makes one run's changes of mirrors, one by one, in its own thread. The run's thread calls every method."""
+    """Makes one run's changes of mirrors, one by one, in a separate thread. The run's thread calls the methods."""
 
     def __init__(self, work: Work) -> None:
         self._work = work

@@ -77,7 +77,8 @@ class Generation:
 
 @dataclass(frozen=True)
 class CopyReport:
-    """``bytes``: the size of the data files. ``seconds``: from the start of the table's job to its commit."""
+    """The copy of one table. ``bytes``: size of the data files. ``seconds``: from the start of its job to its
+    commit."""
 
     table: TableName
     consistent_point: Lsn
@@ -110,7 +111,7 @@ class Applied:
     """The result of an apply for one table; counts are rows of the mirror."""
 
     table: Table
-    """The table as the feed's part describes it, including the columns that appeared."""
+    """The table as the feed's part describes it, including new columns."""
     version: int
     """The mirror's version; -1 if the mirror was not read, or could not be read."""
     replay_lsn: Lsn

@@ -46,7 +46,7 @@ _OF_FEEDS = (XID, ORIGIN)
 
 @dataclass(frozen=True)
 class Collapsing:
-    """One unit of work."""
+    """One unit of an apply: events of one table, to be merged into its mirror."""
 
     table: Table
     files: tuple[Location, ...]

@@ -35,7 +35,7 @@ FILE_BYTES: Final = 128 << 20
 """The target size of a file, as in a copy. Files of one gigabyte, Delta's default, would be rewritten too often."""
 SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
-"""OPTIMIZE leaves up to this many small files alone: each file costs a reader a millisecond."""
+"""OPTIMIZE does not merge this many small files or fewer: each costs a reader a millisecond."""
 DELETED_SHARE: Final = 5
 """OPTIMIZE runs if at least one in this many rows, and at least FEWEST_DELETED rows, are deleted in the files."""
 FEWEST_DELETED: Final = 100_000
@@ -48,7 +48,7 @@ class Compaction:
     look_every: int = 10
     """Versions of a mirror between two checks of its files. Each version adds a small file, and deleted rows."""
     most_small: int = 32
-    """Up to this many small files are left alone: opening a file costs a merge less than a millisecond."""
+    """This many small files or fewer are not merged: opening a file costs an apply less than a millisecond."""
     worn_share: int = 32
     """A file is worn if at least one in this many of its rows is deleted. Every turn writes the deletion vector again,
     at two bytes for each deleted row."""

@@ -61,8 +61,8 @@ PIECES_PER_CORE: Final = 4
 TABLES_PER_JOB: Final = 10
 """Up to this many small tables share a job, and so the cost of a connection. They are committed after the job."""
 JOBS: Final = 2
-"""The least number of Spark jobs that run at a time. While the last tasks of one job leave cores idle, the tasks of the
-next job use them, and the mirrors of that job are created."""
+"""The least number of Spark jobs that run at a time. While the last tasks of one job leave cores idle, the next job
+uses these cores, and its mirrors are created."""
 
 
 def copy_tables(

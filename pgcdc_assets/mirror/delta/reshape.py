@@ -50,7 +50,7 @@ TASK_BYTES: Final = 64 << 20
 """One task merges files of this total size into one file. A larger file has its own task."""
 LEFT_CORES: Final = 1
 """The number of cores left free for turns of other tables. Tasks are started in waves that use the other cores. Each
-wave is a Spark job, because Spark runs earlier jobs first."""
+wave is a Spark job: Spark runs earlier jobs first, so turns would wait for one large job."""
 
 
 def reshape_mirror(

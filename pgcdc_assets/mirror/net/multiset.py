@@ -34,8 +34,8 @@ COUNT = "_pgcdc_count"
 
 @dataclass(frozen=True)
 class NetRows:
-    """``added``: rows for the mirror under the feed's column names. ``removed``: the distinct rows to delete, with
-    COUNT. A row has the leaf only if the deleted row must be in the same leaf."""
+    """The net effect. ``added``: rows for the mirror, with the feed's column names. ``removed``: the distinct rows to
+    delete, with COUNT. A row has the leaf only if the deleted row must be in the same leaf."""
 
     added: pa.Table
     removed: pa.Table
