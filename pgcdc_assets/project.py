@@ -131,7 +131,7 @@ class ProjectNote:
     """What ``setup`` created on the source, for example ``slot pgcdc``."""
 
     def is_at(self, lake: Location) -> bool:
-        """Whether the noted location is this lake's location, also through symbolic links to the same folder."""
+        """Whether the recorded location is this lake's location, also through symbolic links to the same folder."""
         if self.lake is None or self.lake == lake.text:
             return self.lake is not None
         with suppress(OSError):

@@ -60,8 +60,8 @@ def without_secrets(source: str) -> str:
 
 
 def save_source(source: str) -> bool:
-    """Write the ``source`` line, without secrets. Returns whether the line changed. The rest of the file stays as it
-    is. Raises SettingsError, which quotes the new line, if the line cannot be put into the file."""
+    """Write the ``source`` line, without secrets. Returns whether the line changed. The rest of the file stays
+    unchanged. Raises SettingsError, which quotes the new line, if the line cannot be put into the file."""
     before = content()
     wanted = without_secrets(source)
     if before.get("source") == wanted:

@@ -128,7 +128,7 @@ class SourceSide:
     comparison: Comparison
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
-        """CopyOutdated or CopyBlocked if the table cannot be read as the snapshot shows it."""
+        """See :meth:`Side.parts`. CopyOutdated or CopyBlocked if the table cannot be read as the snapshot shows it."""
         with connect(self.conninfo, application_name=f"{APPLICATION}/verify") as conn:
             cut = pieces(conn, self.comparison.table, _PIECE_BYTES)
         for piece in cut:
@@ -183,7 +183,7 @@ class MirrorSide:
     """The version of ``mirror``, if DataFusion cannot read this version. Its files are then read one by one."""
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
-        """LakeError if the mirror's files are missing or damaged."""
+        """See :meth:`Side.parts`. LakeError if the mirror's files are missing or damaged."""
         for batch in self._batches(shown):
             yield partial(iter, (batch,))
 

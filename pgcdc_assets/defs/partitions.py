@@ -195,6 +195,6 @@ def _owner(instance: dg.DagsterInstance, names: Names) -> str | None:
 
 
 def _named(identity: Identity) -> str:
-    """The text that identifies a project: slot and system identifier. A slot's name is unique in a system. So after its
-    database was renamed or its log was created again, the project is still the same."""
+    """The text that identifies a project: slot and system identifier. A slot's name is unique in a system. So the text
+    stays the same if the project's database is renamed, or its log is created again."""
     return f"slot {identity.slot} of system {identity.system_identifier}"

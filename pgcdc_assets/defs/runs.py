@@ -68,8 +68,8 @@ def _is_of(run: dg.DagsterRun, names: Names) -> bool:
 
 def report_dead_runs(instance: dg.DagsterInstance, names: Names, layout: Layout, now: float | None = None) -> list[str]:
     """Mark runs of ours as failed if Dagster shows them as running, their process has ended, and nobody holds the
-    lake's lock. A process on another host cannot be checked. It is treated as ended if nobody has held the lock for a
-    long time. Returns the ids of the marked runs."""
+    lake's lock. A process on another host cannot be checked. Such a process is treated as ended if nobody has held the
+    lock for a long time. Returns the ids of the marked runs."""
     if lock.holder(layout) is not None:
         return []
     records = runs_of(instance, names, RUNNING)

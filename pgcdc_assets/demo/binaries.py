@@ -41,8 +41,7 @@ def programs(version: int) -> Path:
 class Runner:
     """Starts the server's programs as the present user or, if this is root, as an unprivileged user. ``capability``:
     the only capability that the programs keep, if the unprivileged user cannot reach the folders (a project below
-    ``/root``). This capability bypasses file permissions. Otherwise the folders' permissions would have to be
-    widened."""
+    ``/root``). This capability bypasses file permissions. Otherwise the folders would have to be opened."""
 
     uid: int | None = None
     gid: int | None = None

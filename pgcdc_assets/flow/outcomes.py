@@ -95,7 +95,7 @@ class Outcome:
 
 
 def read(layout: Layout) -> dict[str, Outcome]:
-    """The outcomes by kind (:class:`OperationKind`); empty without the file. LakeError if the file is unreadable."""
+    """The outcomes by kind (:class:`OperationKind`); empty if there is no file. LakeError if it is unreadable."""
     outcomes = _load(layout)
     if any(outcome.under_way for outcome in outcomes.values()) and lock.holder(layout) is None:
         # Read again: since the first read, the operation may have ended, or another operation may have begun.

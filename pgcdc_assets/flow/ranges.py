@@ -103,7 +103,7 @@ def summed(left: TableTurn, right: TableTurn) -> TableTurn:
 
 
 def rows_by_kind(batches: Sequence[BatchSummary]) -> dict[str, int]:
-    """The number of row messages of some batches, by pgoutput's letter for the kind."""
+    """The number of row messages in these batches, by pgoutput's letter for the kind."""
     total: Counter[str] = Counter()
     for batch in batches:
         for kinds in batch.rows.values():
@@ -162,7 +162,7 @@ def _rows(batch: BatchSummary, relation: int) -> int:
 
 def _came(work: Work, table: Table, leaf: int) -> bool:
     """Whether the stream now contains the rows of a leaf partition that was unlogged or detached before, so that the
-    table's mirror lacks these rows. The next catalog check has the table copied again, with this partition."""
+    table's mirror lacks these rows. The next catalog check then causes a new copy, with this partition."""
     now = work.catalog.table(table.name)
     known = {one.oid for one in table.outside} | {one.oid for one in (now.leaves if now is not None else ())}
     return leaf in known

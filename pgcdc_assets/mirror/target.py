@@ -77,8 +77,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class CopyReport:
-    """The copy of one table. ``bytes``: size of the data files. ``seconds``: from the start of its job to its
-    commit."""
+    """A table's copy. ``bytes``: size of the data files. ``seconds``: from the start of its job to its commit."""
 
     table: TableName
     consistent_point: Lsn

@@ -31,8 +31,8 @@ def structures_from(records: Iterable[TableRecord]) -> Lsn:
 
 
 def late(records: Iterable[TableRecord], newest: Lsn) -> list[TableRecord]:
-    """The followed tables below the ``newest`` point, if some other table is not below this point. Such tables were
-    copied while changes of other tables were applied."""
+    """The followed tables below the ``newest`` point, if at least one other table is not below this point. Such tables
+    were copied while changes of other tables were applied."""
     followed = [record for record in records if record.followed]
     below = [record for record in followed if record.replay_lsn < newest]
     return below if len(below) < len(followed) else []

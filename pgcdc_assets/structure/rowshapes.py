@@ -110,8 +110,8 @@ def together(tables: Iterable[Table]) -> Table:
 
 
 def _newer_catalog(table: Table, shape: Shape) -> str | None:
-    """Why the catalog, when it was read, no longer had the columns of the message; None if it still had them. If the
-    catalog lacks the name of a column, the attnum of the mirror's column of this name is used, if the relation still
+    """Why the catalog that was read for the message no longer had the message's columns; None if it had them. A column
+    whose name the catalog lacks is identified by the attnum of the mirror's column of this name, if the relation still
     has this attnum. If the attnums of the message are not ascending, columns have exchanged their names."""
     places: list[int] = []
     for column in shape.columns:

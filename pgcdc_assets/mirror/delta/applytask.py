@@ -158,7 +158,7 @@ class PendingChanges:
 
     @classmethod
     def of(cls, layout: Layout, part: FeedPart, span: LsnRange) -> PendingChanges | None:
-        """None if the part has no change in the span."""
+        """The files of ``part`` with changes in ``span``; None if there are none."""
         held = tuple(f for f in part.files if f.facts.commit_min < span.end and f.facts.commit_max >= span.start)
         return cls(layout, replace(part, files=held), span) if held and span.start < span.end else None
 

@@ -95,7 +95,7 @@ class _Spelling:
     """Converts lists to texts, because Arrow does not compare lists. Equal lists get equal texts."""
 
     def __init__(self, lists: pa.ListArray) -> None:
-        """Learn the distinct elements of ``lists``. In :meth:`of`, any other element is written as ``?``."""
+        """Store the distinct elements of ``lists``. In :meth:`of`, any other element is written as ``?``."""
         items = lists.flatten()
         self._inner = _Spelling(items) if pa.types.is_list(items.type) else None
         self._letters = pc.unique(self._comparable(items))

@@ -81,7 +81,7 @@ class MirrorSchema:
 
     @classmethod
     def of(cls, table: Table) -> MirrorSchema:
-        """LakeError if :func:`refusal` returns a reason."""
+        """The columns of the table's mirror. LakeError if :func:`refusal` returns a reason."""
         reason = refusal(table)
         if reason is not None:
             raise LakeError(f"cannot be mirrored: {reason}", thing=f"table {table.name}")
@@ -129,7 +129,7 @@ class Commented:
 
     @classmethod
     def of(cls, delta: DeltaVersion, table: Table, columns: Columns | None = None) -> Self:
-        """``columns``: the columns that replace the mirror's own. Table columns that the mirror lacks are skipped."""
+        """``columns``: columns that replace the mirror's. Comments of columns that the mirror lacks are skipped."""
         held = stated(delta.metadata)
         same = {field["name"]: field["name"] for field in held.fields}
         left = Columns(held.fields, {}) if columns is None else columns.commented_as(held, same)

@@ -117,7 +117,7 @@ def _with_masks(
 
 
 def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, touched: Bools) -> Bools:
-    """For each key number: whether a ``touched`` event has this key, or an earlier key of a row that moved to it."""
+    """For each key: whether a ``touched`` event has this key, or an earlier key of a row that later had this key."""
     order = np.lexsort((ordinal, commit_lsn))
     old_half = _old_halves(op, commit_lsn, ordinal, order)
     news = np.flatnonzero(old_half >= 0)
