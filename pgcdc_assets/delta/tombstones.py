@@ -82,7 +82,7 @@ def _outlived_its_age(folder: Location, removed: dict[str, Any], live: frozenset
 
 
 def _born(path: Location, otherwise: float) -> float:
-    """When the file was last written, in seconds since 1970: its age for VACUUM. ``otherwise`` if it is missing."""
+    """When the file was last written, in seconds since 1970. VACUUM uses this time. ``otherwise`` if it is missing."""
     found = storage.head(path)
     return otherwise if found is None else found.written
 

@@ -97,7 +97,7 @@ class Derived:
     ended: dict[TableName, FeedEnd]
     """Tables whose changes could not be derived to the end of their span."""
     taken: dict[TableName, int]
-    """The number of the log's rows whose changes are in the files."""
+    """By table: the number of rows of the log whose changes are in the files."""
 
 
 def derive(task: Derivation) -> Derived:

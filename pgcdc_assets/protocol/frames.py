@@ -101,8 +101,8 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
     ends = _ends(octets, places)
     known = (ends - places >= HEADER) & (ends <= len(octets))
     places, ends = places[known], ends[known]
-    # Indexes of the last candidate, and of candidates that do not end where the next candidate begins: either that one
-    # is a false match inside the message, or the message that follows is too long to be a candidate.
+    # Indexes of the last candidate, and of candidates that do not end where the next candidate begins: either the next
+    # candidate is a false match inside the message, or a message too long to be a candidate follows.
     breaks = np.append(np.flatnonzero(ends[:-1] != places[1:]), len(places) - 1)
     starts: list[Ints] = []
     at = 0

@@ -21,8 +21,8 @@ _OWNER_ONLY = 0o600
 """The lock file's mode. A user who may open the file, even only for reading, could lock it and so block its owner."""
 _TRIES = 20
 _PAUSE = 0.01
-"""``_TRIES`` and ``_PAUSE``: how often, and after how many seconds, the lock is tried. A process that only checks
-whether the lease is held has the lock for an instant, and must not make another process believe that it is held."""
+"""The lock is tried ``_TRIES`` times, ``_PAUSE`` seconds apart. A process that only checks whether the lease is held
+has the lock for an instant, and must not make another process believe that the lease is held."""
 
 
 class FileLease(Lease):

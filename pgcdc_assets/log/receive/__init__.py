@@ -12,7 +12,7 @@ messagefilter      drops the frames that the settings exclude
 wholetransactions  transactions that the server sends in one piece, and the stream's positions
 resendcheck        checks that transactions that the server sends again match the log
 blocks             blocks of transactions in progress
-relationfacts      the catalog's facts about relations
-batches            the pending content, when a batch is cut, and the writing thread
+relationfacts      reads the catalog's facts about relations
+batches            keeps the pending content, decides when to cut a batch, runs the writing thread
 progressfile       reports transactions in progress to `status`
 """

@@ -134,7 +134,7 @@ class ServerError:
         if self.state == "58P01" and "WAL segment" in self.message:
             return SlotLost(self.message, thing=thing, do=COPY_ANEW)
         if self.state in _NO_UTF8:
-            # The message is left out, because it quotes bytes of the text.
+            # The server's message is left out, because it quotes bytes of the text.
             return SourceFailed(f"holds a text that cannot be had in UTF8 (SQLSTATE {self.state})", thing=thing,
                                 do=f"correct it there; where the WAL holds it already, {COPY_ANEW}")  # fmt: skip
         if "wal_level" in self.message:

@@ -125,7 +125,7 @@ class Session:
             with _Observer.connect(conninfo, autocommit=True) as conn:
                 row = conn.execute(_CHECK, [self.pid, self.application_name]).fetchone()
         except psycopg.Error as error:
-            # A server that has no free connection is alive.
+            # A server that refuses a connection is alive.
             return "to a server that refuses to be asked" if _REFUSES in str(error) else None
         if row is None or not row[0]:
             return None

@@ -2,7 +2,7 @@
 
 export -> pieces -> reading
 
-export      exports the snapshot of a temporary slot once it is safe to read; the tables that it shows
+export      exports the snapshot of a temporary slot once it is safe to read; reads which tables it shows
 pieces      cuts a table into ranges of pages; each range is one COPY statement
 reading     reads one piece, and interrupts the reading if another session waits for the table
 """

@@ -54,8 +54,8 @@ class RangeLimits:
     release_bytes: int = 256 << 20
     """The slot is advanced after this much WAL became durable in the log, because advancing reads the WAL again."""
     touch_seconds: float = 10.0
-    """Seconds between two touches of the slot. A slot that is not acquired for long is invalidated
-    (idle_replication_slot_timeout), even if a copy of it is in use."""
+    """The slot is acquired at least every this many seconds. PostgreSQL invalidates a slot that is not acquired for
+    long (idle_replication_slot_timeout), even if a copy of it is in use."""
     held_seconds: float = 30.0
     """The run ends if another process holds the slot for this many seconds when we need to advance it."""
 
@@ -145,7 +145,7 @@ class Drain(FrameSource):
         return self._upto is not None and self._wire.pull()
 
     def take(self) -> FrameBlock:
-        """Returns rows as XLogData frames, and after the rows of a range a keepalive at a boundary."""
+        """Returns rows as XLogData frames. After the rows of a range, returns a keepalive at the range's end."""
         rows = self._wire.data()
         if not len(rows):
             while (kind := self._wire.other()) is not None:
