@@ -149,6 +149,11 @@ class Layout:
         return self.own / "in_progress"
 
     @property
+    def extent(self) -> Location:
+        """The file that says how far the log is complete above its position; see :mod:`pgcdc_assets.log.extent`."""
+        return self.own / "extent"
+
+    @property
     def outcomes(self) -> Location:
         """The file that records how the last operations ended."""
         return self.own / "outcomes.json"

@@ -112,6 +112,7 @@ def _decided(
     of: Replication, context: dg.SensorEvaluationContext, source: Source, catalog: Catalog, cursor: Cursor
 ) -> tuple[Decision, Cursor]:
     from pgcdc_assets.flow.ownlake import refuse_other_lake
+    from pgcdc_assets.log.extent import Extent
 
     settings = of.settings
     refuse_other_lake(settings)
@@ -122,8 +123,12 @@ def _decided(
         return Decision(False, reason), cursor
     with source.connection(settings) as conn:
         seen = _source_state(conn, catalog, settings, cursor)
-    cursor = cursor.seen(seen)
-    return decide(seen, cursor, settings.range_seconds), cursor
+    known, cursor = cursor.empty_to, cursor.seen(seen)
+    decision = decide(seen, cursor, settings.range_seconds)
+    if decision.current and known != seen.flush_lsn:
+        # A reader may wait for this LSN, and no run will come that would move the log's position there.
+        Extent(settings.layout).note(seen.position, seen.flush_lsn)
+    return decision, cursor
 
 
 def _source_state(conn: "SourceConnection", catalog: Catalog, settings: Settings, cursor: Cursor) -> SourceState:

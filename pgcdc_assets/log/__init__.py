@@ -17,6 +17,7 @@ batch         batches: the smallest durable pieces of the log
 commit        Delta commits to the log; also repairs the log, and shuts out an earlier writer
 summary       the summary row of a batch, and the check of the batch's rows against this summary
 reader        position, batches, segments
+extent        how far the log is complete above its recorded position
 span          batches, relation shapes and row counts of one span of LSNs
 upkeep        compaction and retention
 """

@@ -27,6 +27,7 @@ from pgcdc_assets.defs.sync import sync_job
 from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.outcomes import OperationKind, recorded
+from pgcdc_assets.log.extent import complete_to
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
@@ -159,6 +160,8 @@ def test_unpublished_changes_alone_request_no_run(
     result = look(instance, settings, Cursor(Lsn(1), since=time.time() - 3600))
     assert "nothing published" in why(result)
     assert Cursor.parse(result.cursor).empty_to > 0
+    # A reader who waits for this position learns that no run needs to bring anything.
+    assert complete_to(settings.layout, ChangeLog(settings.layout).position()) == Cursor.parse(result.cursor).empty_to
     conn.execute("INSERT INTO public.t VALUES (1)")
     assert look(instance, settings, Cursor.parse(result.cursor)).run_requests
 

@@ -96,6 +96,11 @@ class Batches:
             self.writing.submit(partial(self._writer.drop, content))
 
     @property
+    def settled(self) -> bool:
+        """Whether all complete transactions that were received are durable in the log."""
+        return self._pending.since is None and not self.writing.busy
+
+    @property
     def full(self) -> bool:
         """Whether the frames in memory have reached ``segment_bytes``, so that they must be written."""
         return self._pending.in_memory >= self._limits.segment_bytes

@@ -15,6 +15,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.log.batch import BatchWriter
+from pgcdc_assets.log.extent import Extent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.log.receive.intake import StreamUnsure
@@ -113,7 +114,7 @@ class Receiving:
                     limits=Limits(settings.batch_bytes, settings.batch_seconds, settings.segment_bytes),
                     report=self._report, orders=self._obey,
                     leave=self._fallback.over if whole else lambda boundary: False, announce=announcer.announce,
-                    prepared=prepared,
+                    extent=Extent(layout), prepared=prepared,
                 )  # fmt: skip
                 for order in self._standing.copy():
                     _give(receiver, order)

@@ -17,6 +17,7 @@ import psycopg
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.positions import Endpos, ReportedPositions
 from pgcdc_assets.log.batch import BatchWriter
+from pgcdc_assets.log.extent import Extent
 from pgcdc_assets.log.framerun import HEADER, FrameRun
 from pgcdc_assets.log.receive.batches import Batches, Limits
 from pgcdc_assets.log.receive.intake import Intake
@@ -68,6 +69,7 @@ class Receiver:
         patience: Patience = FOR_STREAMS,
         leave: Callable[[Lsn], bool] = lambda boundary: False,
         announce: Callable[[TransactionsInProgress], None] = lambda in_progress: None,
+        extent: Extent | None = None,
         prepared: PreparedTransactions | None = None,
     ) -> None:
         self._stream = stream
@@ -77,6 +79,7 @@ class Receiver:
         self._orders = orders
         self._leave = leave
         self._announce = announce
+        self._extent = extent
         self._clock = SourceClock(conn)
         self._reported = ReportedPositions(floor)
         facts = CatalogFacts(conn, publications, limits.relations_at_once, self._send_due_status, self._rest)
@@ -221,6 +224,8 @@ class Receiver:
         if not self._writing.busy:
             self._batches.cut_if_due(now)
         self._tell_marks()
+        if idle and self._extent is not None and self._batches.settled:
+            self._extent.note(self._reported.flush, self._complete())
         moved = self._positions.boundary > self._reported.write
         if now - self._status_at > (PROGRESS_SECONDS if moved else self._limits.status_seconds):
             self._send_status()
@@ -277,6 +282,10 @@ class Receiver:
         self._writing.finish()
         self._tell_marks()
         self._send_status()
+        if self._extent is not None:
+            # Every transaction that ends at or below the goal was taken, although the boundary may be below the goal.
+            complete = self._goal.lsn if self._arrived and self._goal is not None else self._complete()
+            self._extent.note(self._reported.flush, complete, last=True)
         if self._arrived:
             self._report(Event(EventName.ARRIVED, self._reported.flush))
         self._stream.end_stream()

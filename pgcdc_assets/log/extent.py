@@ -1,0 +1,53 @@
+"""A note in the lake that says how far the log is complete above its recorded position.
+
+WAL that contains nothing for the log moves the recorded position only once per 16 MiB, so that a quiet source causes
+no Delta commits. A reader that waits for an LSN in such WAL would wait for days. So two processes write into a small
+file how far the log is complete: the receiver while it runs, and the sensor when the slot contains no change.
+
+No position is computed from the note, and losing the file costs nothing. The note names the recorded position for which
+it was written, and is ignored if the log has another position. So a restored source does not inherit a note.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from typing import Final
+
+from pgcdc_assets.core.formats import MALFORMED
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.errors import LeaseLost, StoreFailed
+from pgcdc_assets.store import storage
+
+NOTE_SECONDS: Final = 1.0
+"""Seconds between two notes while the source writes WAL that contains nothing for the log."""
+
+
+class Extent:
+    """The writer's side. Errors of the disk or store do not stop the writer."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._place = layout.extent
+        self._noted = ZERO
+        self._due = 0.0
+
+    def note(self, position: Lsn, complete: Lsn, *, last: bool = False) -> None:
+        """Note that a log with the recorded ``position`` contains every transaction that ends at or below
+        ``complete``. Notes are written at intervals, except the ``last`` note of a connection."""
+        if complete > max(position, self._noted) and (last or time.monotonic() >= self._due):
+            with suppress(OSError, StoreFailed, LeaseLost):
+                storage.replace(self._place, json.dumps({"position": position, "complete": complete}).encode())
+                self._noted = complete
+            self._due = time.monotonic() + max(NOTE_SECONDS, storage.pace(self._place))
+
+
+def complete_to(layout: Layout, position: Lsn) -> Lsn:
+    """The LSN up to which a log with the recorded ``position`` contains every transaction: this position, or a higher
+    LSN that was noted for it."""
+    try:
+        noted = json.loads(storage.read(layout.extent))
+        return Lsn(noted["complete"]) if noted["position"] == position else position
+    except (FileNotFoundError, *MALFORMED):
+        return position
