@@ -249,6 +249,16 @@ class LakeError(PgcdcError):
     """A mirror, feed or point in the lake is missing, damaged, or not as it must be."""
 
 
+class NotReached(LakeError):
+    """The lake did not reach an LSN within the time that the caller allowed."""
+
+    retryable = True
+
+
+class FeedGap(LakeError):
+    """A change feed lacks changes above the requested LSN. Read the mirror at a point, and continue at its LSN."""
+
+
 class CommitLost(LakeError):
     """Another writer committed first under the commit's number. Nothing was committed. A new attempt may succeed."""
 

@@ -32,6 +32,11 @@ class Lsn(int):
             raise ValueError(f"{text!r} is not an LSN; it is written X/Y in hexadecimal, like 16/B374D848")
         return cls(int(match[1], 16) << 32 | int(match[2], 16))
 
+    @classmethod
+    def of(cls, value: str | int) -> Self:
+        """From the text ``X/Y`` or an integer."""
+        return cls.parse(value) if isinstance(value, str) else cls(value)
+
     def __str__(self) -> str:
         return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"
 

@@ -307,9 +307,10 @@ def _written(folder: Location, parts: Sequence[pa.Table] | Iterator[pa.Table]) -
     return [] if report is None else [report]
 
 
-def read_messages(layout: Layout, span: LsnRange, stood: Lsn) -> pa.Table:
+def read_messages(layout: Layout, span: LsnRange, stood: Lsn, commits: Sequence[int] | None = None) -> pa.Table:
     """Returns the messages of the span in order, from the newest version of the feed. ``stood``: the feed's end that a
-    consistent point recorded. Raises LakeError if the feed ends below ``stood``, or cannot be read."""
+    consistent point recorded. ``commits``: only the messages of the transactions with these ``commit_lsn``. Raises
+    LakeError if the feed ends below ``stood``, or cannot be read."""
     delta = DeltaLog(layout.messages).newest()
     if delta is None:
         raise LakeError("does not exist", thing=f"feed {layout.messages}")
@@ -319,10 +320,11 @@ def read_messages(layout: Layout, span: LsnRange, stood: Lsn) -> pa.Table:
                         thing=f"feed {layout.messages}")  # fmt: skip
     files = [file for file in delta.files if _bounds_of(file)[0] < span.end and _bounds_of(file)[1] >= span.start]
     at = pc.field(ORDER_LSN)
+    wanted = (at >= int(span.start)) & (at < int(span.end))
+    if commits is not None:
+        wanted &= pc.field("commit_lsn").isin(pa.array(commits, pa.int64()))
     try:
-        rows = dataset([layout.messages / file.path for file in files], SCHEMA).to_table(
-            filter=(at >= int(span.start)) & (at < int(span.end))
-        )
+        rows = dataset([layout.messages / file.path for file in files], SCHEMA).to_table(filter=wanted)
     except (OSError, pa.ArrowException) as error:
         raise LakeError(f"cannot be read: {type(error).__name__}", thing=f"feed {layout.messages}") from None
     return rows.sort_by([(ORDER_LSN, "ascending"), ("ordinal", "ascending")])

@@ -197,7 +197,7 @@ class FeedTable:
         """Returns the files that may have rows of the span, each with its lowest and highest ``commit_lsn``."""
         if self._delta is None or not self._fits(self._delta):
             return []
-        found = [(file, *_bounds_of(file)) for file in self._delta.files]
+        found = [(file, *bounds_of(file)) for file in self._delta.files]
         return [(file, low, high) for file, low, high in found if low < span.end and high >= span.start]
 
 
@@ -235,7 +235,7 @@ def moved_away(layout: Layout, folder: Location) -> None:
     storage.move_folder(folder, layout.staging / uuid.uuid4().hex)
 
 
-def _bounds_of(file: Added) -> tuple[int, int]:
+def bounds_of(file: Added) -> tuple[int, int]:
     with reading(f"statistics of {file.path}"):
         stats = json.loads(file.action["stats"])
         return int(stats["minValues"][COMMIT_LSN]), int(stats["maxValues"][COMMIT_LSN])

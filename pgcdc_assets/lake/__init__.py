@@ -4,4 +4,11 @@ lake   ``Lake``: chooses a point by LSN or time
 point  ``LakeAt``: what a reader can do with the mirrors of one point
 scan   the rows of one version of a mirror, as a stream
 views  mirrors as views of DuckDB, Polars and Spark
+
+arrival     waits until the mirrors hold a transaction
+tableat     one table at one point
+changefeed  reads a change feed up to a point      rowhistory  the changes of one row
+netchange   the net change between two points
+undo        what is reverted                       reversal    the SQL that reverts it
+sqltext     names and values as SQL
 """

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from os import PathLike
+from typing import Any
+
+import pyarrow as pa
 
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import LakeError
+from pgcdc_assets.errors import LakeError, UsageError
+from pgcdc_assets.lake.arrival import wait_for_point
+from pgcdc_assets.lake.netchange import net_change
 from pgcdc_assets.lake.point import LakeAt
+from pgcdc_assets.lake.undo import commit_of, undo_range, undo_transaction
 from pgcdc_assets.points.points import ConsistentPoints, Point
+
+When = Lsn | str | int | datetime | LakeAt | None
+"""A point, or what :meth:`Lake.at` takes."""
 
 
 class Lake:
@@ -36,6 +46,52 @@ class Lake:
             do = f"the oldest is {oldest}" if oldest is not None else "run `pgcdc sync` first"
             raise LakeError(f"has no consistent point{where}", thing=f"lake {self._layout.root}", do=do)
         return LakeAt(self._layout, point)
+
+    def wait(self, lsn: Lsn | str | int, timeout: float = 60.0) -> LakeAt:
+        """Returns the newest point as soon as its mirrors contain every transaction that ends at or below ``lsn``. To
+        read what your transaction committed, pass ``pg_current_wal_insert_lsn()``, read after its COMMIT. NotReached
+        after ``timeout`` seconds.
+
+        The point's own LSN is below ``lsn`` if nothing between them changes a table of the point.
+        """
+        return LakeAt(self._layout, wait_for_point(self._layout, self._points, Lsn.of(lsn), timeout))
+
+    def diff(self, table: TableName | str, a: When, b: When = None) -> pa.Table:
+        """What turns the table's rows at ``a`` into its rows at ``b`` (default: the newest point), one row per key:
+        ``kind`` (``insert``, ``update``, ``delete``), and the images ``before`` (at ``a``) and ``after`` (at ``b``). A
+        table without a key has one row per copy of a row that came or went. ``a`` may be above ``b``. LakeError if the
+        table has other columns at ``a`` than at ``b``."""
+        before, after = self._at(a).table_at(table), self._at(b).table_at(table)
+        return net_change(before.mirror, after.mirror, after.table)
+
+    def undo(
+        self, table: TableName | str, a: When = None, b: When = None, *, key: Mapping[str, Any] | Any = None,
+        commit_lsn: Lsn | str | int | None = None, xid: int | None = None,
+    ) -> str:  # fmt: skip
+        """SQL that takes the table's rows on the source from their state at ``b`` (default: the newest point) back to
+        their state at ``a``. Empty if nothing differs. ``key``: only this row. ``commit_lsn`` or ``xid``, instead of
+        ``a`` and ``b``: only the rows that this transaction changed.
+
+        The SQL is one statement, done whole or not at all. It fails if a row has changed since ``b``. LakeError if the
+        change cannot be reverted exactly.
+        """
+        if commit_lsn is None and xid is None:
+            if a is None:
+                raise UsageError("undo needs `a`, `commit_lsn` or `xid`")
+            return undo_range(self._at(a).table_at(table), self._at(b).table_at(table), key)
+        if key is not None or a is not None or b is not None:
+            raise UsageError("undo takes a range with or without a key, or a transaction")
+        at = self.at().table_at(table)
+        lsn = commit_of(at, xid) if xid is not None else Lsn.of(commit_lsn or 0)
+        later = self._points.above(lsn)
+        if later is None:
+            raise LakeError(
+                "has no consistent point that holds this transaction", thing=f"lake {self._layout.root}", lsn=lsn
+            )
+        return undo_transaction(self.at(lsn).table_at(table), LakeAt(self._layout, later).table_at(table), lsn)
+
+    def _at(self, when: When) -> LakeAt:
+        return when if isinstance(when, LakeAt) else self.at(when)
 
     def _point(self, wanted: Lsn | str | int | datetime | None) -> tuple[Point | None, str]:
         """The point, and how an error describes it."""

@@ -15,7 +15,9 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.feed.messages import read_messages
+from pgcdc_assets.lake.rowhistory import RowHistory
 from pgcdc_assets.lake.scan import MirrorScan
+from pgcdc_assets.lake.tableat import TableAt
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, own_position
 from pgcdc_assets.points.points import Point
 
@@ -132,6 +134,23 @@ class LakeAt:
             raise LakeError("holds no messages", thing=f"consistent point {self.lsn}",
                             do="the setting `messages` asks for them, from the next run on")  # fmt: skip
         return read_messages(self._layout, LsnRange(min(start, self.lsn), self.lsn), self._point.messages)
+
+    def changes(self, table: TableName | str, after: Lsn | str | int) -> Iterator[pa.Table]:
+        """The table's changes from ``after``, the LSN of an earlier point, up to this point, in the order
+        ``(_pgcdc_commit_lsn, _pgcdc_ordinal)``: tables of bounded size, with the columns of the change feed. Only
+        ``_pgcdc_unchanged`` is different: it holds names of columns. FeedGap, before the first table, if the feed does
+        not contain all changes."""
+        return self.table_at(table).changes(Lsn.of(after))
+
+    def history(self, table: TableName | str, key: Mapping[str, Any] | Any) -> RowHistory:
+        """Every change of one row, up to this point, that the change feed still contains. ``key``: the value of each
+        key column by name; for a key of one column, also just the value."""
+        return self.table_at(table).history(key)
+
+    def table_at(self, table: TableName | str) -> TableAt:
+        """The table at this point, for what compares two points."""
+        scan = self._as_published(table)
+        return TableAt(self._layout, self._point, scan.name, scan.table)
 
     def _frame(self, session: SparkSession, scan: MirrorScan) -> DataFrame:
         reader = session.read.format("delta").option("versionAsOf", scan.table.number)

@@ -106,6 +106,18 @@ class ConsistentPoints:
                 return _points(rows.slice(below[-1], 1))[0]
         return None
 
+    def above(self, lsn: Lsn) -> Point | None:
+        """Returns the oldest point above ``lsn``."""
+        found = None
+        for file in self._ledger.files():
+            rows = file.rows()
+            above = [place for place, at in enumerate(rows["replay_lsn"].to_pylist()) if at > lsn]
+            if above:
+                found = _points(rows.slice(above[0], 1))[0]
+            if file.lowest("replay_lsn") <= lsn:
+                break
+        return found
+
     def published_by(self, time: datetime) -> Point | None:
         """Returns the newest point that was published at or before ``time``."""
         wanted = _microseconds(time)

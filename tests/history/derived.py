@@ -9,16 +9,19 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn, LsnRange
+from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.feed.task import Derivation, FeedTarget, derive
+from pgcdc_assets.lake.netchange import net_change
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import ReceiverSettings
@@ -34,6 +37,7 @@ from tests.history.steps import Step
 from tests.history.tables import Spec
 from tests.history.workload import Workload
 from tests.journal import Journal
+from tests.netchanges import assert_net_change
 from tests.receiving import run_to
 
 SECONDS = 180.0
@@ -86,6 +90,14 @@ class Derived:
             mirror.damage(touched)
         mirror.repair(part, touched, at)
         self.assert_equal(mirror, at)
+
+    def assert_net_changes(self, mirror: PlainMirror, boundaries: Sequence[Lsn]) -> None:
+        """Compares the net change between each two neighbouring boundaries, and over all of them, with the source."""
+        keys = [column.name for column in mirror.table.key_columns]
+        for a, b in [*pairwise(boundaries), (boundaries[0], boundaries[-1]), (boundaries[-1], boundaries[0])]:
+            before, after = (DeltaLog(mirror.mirror.path).at(mirror.versions[lsn]) for lsn in (a, b))
+            change = net_change(before, after, mirror.table)
+            assert_net_change(self.journal, title(mirror.table), change, a, b, self.commits, keys)
 
     def assert_equal(self, mirror: PlainMirror, at: Lsn) -> None:
         columns, expected = self.journal.rows_at(title(mirror.table), at, self.commits)

@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, event, settings
 from pyspark.sql import SparkSession
 
+from pgcdc_assets import Lake
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
@@ -35,6 +36,7 @@ from tests.history.steps import Doing, History, Step
 from tests.history.tables import Spec
 from tests.history.workload import Workload
 from tests.journal import Journal, published
+from tests.netchanges import assert_net_change, assert_undone
 from tests.projectfiles import CATALOG_FILE
 from tests.receiving import run_to
 
@@ -93,7 +95,10 @@ class Project:
         return report
 
     def insert_position(self) -> int:
-        row = self.workload.conn.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
+        return self.position("pg_current_wal_insert_lsn()")
+
+    def position(self, expression: str) -> int:
+        row = self.workload.conn.execute(f"SELECT ({expression} - '0/0')::bigint".encode()).fetchone()
         assert row is not None
         return int(row[0])
 
@@ -154,9 +159,30 @@ def play(at: Project, history: History) -> None:
         event(f"{doing.kind}{' beside writes' if beside else ''}")
         _DOINGS[doing.kind](at, doing, beside)
     at.workload.finish(random.Random(1))
+    written = at.position("pg_current_wal_flush_lsn()")
     at.sync()
     at.assert_now()
     assert at.journal.assert_published(at.lake) > 0
+    _read(at, written)
+
+
+def _read(at: Project, written: int) -> None:
+    """Checks what readers get besides rows: a wait for all that was written, net changes between random points, and the
+    SQL that takes the source back to a random point."""
+    lake, commits = Lake(at.lake), at.journal.commits()
+    now, points = lake.wait(written, timeout=0).lsn, published(at.lake)
+    chance = random.Random(len(points))
+    for spec in at.specs:
+        name = TableName(spec.schema, spec.name)
+        listed = sorted({lsn for lsn, versions in points if spec.title in versions})
+        keys = [column.name for column in spec.key] if spec.form in ("primary", "full", "index") else []
+        for _ in range(2):
+            a, b = chance.choice(listed), chance.choice(listed)
+            assert_net_change(at.journal, spec.title, lake.diff(name, a, b), a, b, commits, keys)
+        if spec.followed and not spec.unlogged:
+            a = chance.choice(listed)
+            undone = assert_undone(at.workload.conn, at.journal, spec.title, lake.undo(name, a, now), a)
+            event(f"undo: {'done' if undone else 'refused by a constraint'}")
 
 
 # What the project does between the steps -------------------------------------------------------

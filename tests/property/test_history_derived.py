@@ -45,6 +45,7 @@ def hold(
                 at.apply(table, every)
             at.apply(table, [every[0], every[-1]])
             model = at.apply(table, some)
+            at.assert_net_changes(model, some)
             if table.key:
                 whole = {spec.title: not spec.has_large or spec.whole_rows for spec in specs}[title(table)]
                 for start, end in pairwise(some):

@@ -1,0 +1,74 @@
+"""Waits until the mirrors contain everything that was committed below an LSN."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+
+from pgcdc_assets.core.catalog import relations_of
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import NotReached, SetupNeeded
+from pgcdc_assets.log.extent import complete_to
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.store import storage
+
+
+def wait_for_point(layout: Layout, points: ConsistentPoints, lsn: Lsn, timeout: float) -> Point:
+    """The newest consistent point, once its mirrors contain every transaction that ends at or below ``lsn``. NotReached
+    after ``timeout`` seconds. Each check costs about seven small reads, and the store advises the pause between two
+    checks."""
+    arrival, deadline = _Arrival(layout), time.monotonic() + timeout
+    while True:
+        point = points.newest()
+        if point is not None and (point.replay_lsn >= lsn or arrival.contains(point, lsn)):
+            return point
+        left = deadline - time.monotonic()
+        if left <= 0:
+            newest = (
+                "it has no consistent point" if point is None else f"its newest consistent point is {point.replay_lsn}"
+            )
+            raise NotReached(
+                f"did not reach {lsn} within {timeout:g} s: {newest}", thing=f"lake {layout.root}",
+                do="see `pgcdc status`; only a running `pgcdc follow`, `pgcdc up` or `pgcdc sync` brings changes",
+            )  # fmt: skip
+        time.sleep(min(left, storage.pace(layout.root)))
+
+
+class _Arrival:
+    """Decides whether the mirrors of a consistent point below an LSN already contain everything up to this LSN: no
+    point is published for WAL that changes no mirror."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._log = ChangeLog(layout)
+        self._states = TableStates(layout)
+
+    def contains(self, point: Point, lsn: Lsn) -> bool:
+        """Whether the log is complete to ``lsn``, and contains no change above the point for the point's tables."""
+        try:
+            position = Lsn(self._log.version().positions.get(self._position_id, 0))
+        except SetupNeeded:
+            return False
+        if complete_to(self._layout, position) < lsn:
+            return False
+        batches = self._log.batches(point.replay_lsn)
+        if point.messages is not None and any("M" in batch.others for batch in batches):
+            return False
+        changed = {relation for batch in batches for relation, kinds in batch.rows.items() if kinds}
+        return not changed or changed <= self._unlisted(point)
+
+    @cached_property
+    def _position_id(self) -> str:
+        return self._log.identity.app_id()
+
+    def _unlisted(self, point: Point) -> set[int]:
+        """The relations of known tables that the point does not list. An unknown relation may be a new partition. A
+        renamed table also has a state under its former name."""
+        tables = [
+            (name in point.tables, row.table) for name, row in self._states.all().items() if row.table is not None
+        ]
+        listed, unlisted = ([table for here, table in tables if here is wanted] for wanted in (True, False))
+        return relations_of(unlisted) - relations_of(listed)

@@ -1,0 +1,92 @@
+"""Writes names and values of a mirror as SQL that PostgreSQL reads as exactly the same names and values."""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+
+from pgcdc_assets.core.catalog import PgType
+from pgcdc_assets.core.names import TableName, quoted
+from pgcdc_assets.errors import LakeError
+
+SESSION: Final = {
+    "TimeZone": "UTC", "DateStyle": "ISO", "IntervalStyle": "postgres", "extra_float_digits": "1",
+    "bytea_output": "hex", "lc_monetary": "C", "quote_all_identifiers": "off", "array_nulls": "on",
+    "xmloption": "content",
+}  # fmt: skip
+"""The settings under which the texts of a mirror were written, and are read back as the same values."""
+_QUOTED: Final = r'["\\{{}}{} \t\n\r\v\f]'
+"""Characters for which array_out puts an element in quotes. The delimiter is one of them."""
+
+
+def table_identifier(name: TableName) -> str:
+    return f"{quoted(name.schema)}.{quoted(name.name)}"
+
+
+def literal(text: str | None) -> str:
+    """A string constant, for any setting of standard_conforming_strings."""
+    if text is None:
+        return "NULL"
+    doubled = text.replace("'", "''")
+    return "E'" + doubled.replace("\\", "\\\\") + "'" if "\\" in text else f"'{doubled}'"
+
+
+def value_text(value: Any, of: PgType) -> str | None:
+    """A mirror's value as text that the type's input function reads as the same value. For types that the mirror stores
+    as text, and for arrays of these, it is also the text that the type's output function writes."""
+    while of.base is not None:
+        of = of.base
+    match value:
+        case None:
+            return None
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return value
+        case int() | float():
+            return repr(value)
+        case Decimal():
+            return f"{value:f}"
+        case bytes():
+            return "\\x" + value.hex()
+        case datetime():
+            return value.isoformat(" ")
+        case date():
+            return value.isoformat()
+        case list() if of.element is not None:
+            inner, delimiter = of.element, of.element.delimiter
+            return "{" + delimiter.join(_element(value_text(item, inner), delimiter) for item in value) + "}"
+    raise LakeError("no SQL can be written for its values", thing=f"type {of.name}")
+
+
+def _element(text: str | None, delimiter: str) -> str:
+    """An element as array_out writes it."""
+    if text is None:
+        return "NULL"
+    if text and text.upper() != "NULL" and not re.search(_QUOTED.format(delimiter), text):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def equals(column: str, text: str | None, kind: pa.DataType, *, indexed: bool = False) -> str:
+    """A condition that is true exactly if the column has this value. ``kind``: the column's type in the mirror; text if
+    the value is from ``_pgcdc_raw``. ``indexed``: the condition may use an index on the column.
+
+    A value that the mirror stores as text is compared as text, because some types have no operator for equality, and
+    some operators take different values for equal.
+    """
+    name = quoted(column)
+    if text is None:
+        return f"pg_catalog.num_nulls({name}) = 1"
+    if pa.types.is_floating(kind) and float(text) == 0:
+        kind, text = pa.string(), "-0" if text.startswith("-") else "0"
+    plain = f"{name} = {literal(text)}"
+    if not pa.types.is_string(kind.value_type if pa.types.is_list(kind) else kind):
+        return plain
+    same = f"pg_catalog.format('%s', {name}) = {literal(text)} COLLATE pg_catalog.\"C\""
+    written = f"pg_catalog.num_nulls({name}) = 0 AND {same}"
+    return f"{plain} AND {written}" if indexed else written

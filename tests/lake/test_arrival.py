@@ -1,0 +1,177 @@
+"""`Lake.wait` returns as soon as the mirrors hold everything below an LSN. `tests/flow/test_wait.py` has a source."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import NotReached
+from pgcdc_assets.lake.lake import Lake
+from pgcdc_assets.log.content import StagedSegments
+from pgcdc_assets.log.extent import Extent
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.store import storage
+from pgcdc_assets.store.local import LocalStore
+from tests.deltatables import publish_at
+from tests.lake.onetable import T
+from tests.log.written import START, WHO, frames_of, writer_of
+
+LISTED, OTHER = TableName("public", "t1"), TableName("public", "t2")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> ChangeLog:
+    """A log of the relations 1 and 2, the tables ``t1`` and ``t2``. A point at 100 lists ``t1``."""
+    layout = Layout.of(tmp_path)
+    log = ChangeLog(layout)
+    log.create(WHO, START, 3)
+    states = TableStates(layout)
+    states.set(replace(T, oid=1, name=LISTED), TableState.CATCHING_UP, START)
+    states.set(replace(T, oid=2, name=OTHER), TableState.SET_ASIDE, START)
+    publish_at(ConsistentPoints(layout), START, {LISTED: 1})
+    return log
+
+
+def batch(log: ChangeLog, at: int, relation_id: int = 1) -> None:
+    """A transaction that ends at ``at + 50``, where the batch ends, too."""
+    writer_of(log)[0].commit(frames_of(at, relation_id), [StagedSegments()], Lsn(at + 50))
+
+
+def arrived(log: ChangeLog, lsn: int) -> bool:
+    try:
+        Lake(log.layout.root).wait(lsn, timeout=0)
+    except NotReached:
+        return False
+    return True
+
+
+def test_a_point_at_or_above_the_lsn_is_returned(log: ChangeLog) -> None:
+    assert Lake(log.layout.root).wait("0/64", timeout=0).lsn == 100
+    with pytest.raises(
+        NotReached, match=r"did not reach 0/65 within 0 s: its newest consistent point is 0/64.*pgcdc status"
+    ):
+        Lake(log.layout.root).wait(101, timeout=0)
+
+
+def test_a_lake_without_points_is_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(NotReached, match="it has no consistent point"):
+        Lake(tmp_path).wait(1, timeout=0)
+
+
+def test_a_point_below_the_lsn_is_enough_if_the_log_holds_nothing_above_it(log: ChangeLog) -> None:
+    writer_of(log)[0].advance(Lsn(300))
+    assert Lake(log.layout.root).wait(300, timeout=0).lsn == 100
+    assert not arrived(log, 301)
+
+
+def test_changes_of_a_listed_table_above_the_point_are_waited_for(log: ChangeLog) -> None:
+    batch(log, 200)
+    assert not arrived(log, 150)
+    publish_at(ConsistentPoints(log.layout), 250, {LISTED: 2})
+    assert arrived(log, 250)
+
+
+def test_changes_of_tables_that_the_point_does_not_list_are_not_waited_for(log: ChangeLog) -> None:
+    batch(log, 200, relation_id=2)
+    assert arrived(log, 250)
+
+
+def test_changes_of_an_unknown_relation_are_waited_for(log: ChangeLog) -> None:
+    """It may be a new partition of a listed table."""
+    TableStates(log.layout).set(replace(T, oid=3, name=OTHER), TableState.SET_ASIDE, START)
+    batch(log, 200, relation_id=2)
+    assert not arrived(log, 250)
+
+
+def test_a_renamed_table_is_waited_for(log: ChangeLog) -> None:
+    """Its former name has a state with the same OID."""
+    TableStates(log.layout).set(replace(T, oid=1, name=TableName("public", "former")), TableState.MOVED, START)
+    batch(log, 200)
+    assert not arrived(log, 250)
+
+
+def test_a_note_of_the_receiver_counts_for_the_position_that_it_names(log: ChangeLog) -> None:
+    Extent(log.layout).note(START, Lsn(500))
+    assert arrived(log, 500)
+    assert not arrived(log, 501)
+    writer_of(log)[0].advance(Lsn(400))
+    assert (arrived(log, 400), arrived(log, 401)) == (True, False)
+
+
+def test_a_note_does_not_hide_changes_above_the_point(log: ChangeLog) -> None:
+    batch(log, 200)
+    Extent(log.layout).note(Lsn(250), Lsn(500))
+    assert not arrived(log, 150)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"position": 100, "complete": -1}', b"\xff"])
+def test_a_damaged_note_says_nothing(log: ChangeLog, content: bytes) -> None:
+    storage.replace(log.layout.extent, content)
+    assert not arrived(log, 101)
+
+
+def test_notes_are_written_at_intervals_and_at_the_end(log: ChangeLog) -> None:
+    extent = Extent(log.layout)
+    extent.note(START, START)
+    assert not storage.exists(log.layout.extent)
+    extent.note(START, Lsn(200))
+    extent.note(START, Lsn(300))
+    assert (arrived(log, 200), arrived(log, 300)) == (True, False)
+    extent.note(START, Lsn(300), last=True)
+    assert arrived(log, 300)
+
+
+def test_wait_ends_as_soon_as_the_point_is_there(log: ChangeLog) -> None:
+    batch(log, 200)
+    begun = threading.Event()
+
+    def publish() -> None:
+        begun.wait()
+        publish_at(ConsistentPoints(log.layout), 250, {LISTED: 2})
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    begun.set()
+    started = time.monotonic()
+    assert Lake(log.layout.root).wait(250, timeout=100).versions[LISTED] == 2
+    assert time.monotonic() - started < 50
+    thread.join()
+
+
+def test_a_check_costs_a_handful_of_small_reads(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of reads does not depend on the length of the log, and no folder is listed."""
+    for number in range(20):
+        batch(log, 200 + 100 * number)
+    calls: list[str] = []
+    checks: list[int] = []
+
+    def counted(name: str) -> None:
+        real = getattr(LocalStore, name)
+
+        def call(store: LocalStore, *arguments: Any) -> Any:
+            calls.append(name)
+            return real(store, *arguments)
+
+        monkeypatch.setattr(LocalStore, name, call)
+
+    for name in ("read", "head", "open", "list_after", "walk"):
+        counted(name)
+    monkeypatch.setattr("time.sleep", lambda seconds: checks.append(len(calls)))
+    with pytest.raises(NotReached):
+        Lake(log.layout.root).wait(5000, timeout=0.5)
+    later = [after - before for before, after in pairwise(checks)]
+    assert len(later) > 3
+    assert max(later) <= 8
+    assert "list_after" not in calls[checks[0] :]
