@@ -65,13 +65,13 @@ def _published(layout: Layout) -> Lsn | None:
     return None
 
 
-def with_lake(facts: Facts, settings: Settings) -> tuple[Facts, list[Problem]]:
+def with_lake(facts: Facts, settings: Settings, *, thorough: bool = True) -> tuple[Facts, list[Problem]]:
     """Adds all facts about the lake. Returns problems for the facts that cannot be read."""
     layout, catalog = settings.layout, facts.catalog
     facts, unread = with_log(facts, layout)
     if catalog is not None:
         try:
-            tables = tuple(read_tables(layout, catalog, settings.retention))
+            tables = tuple(read_tables(layout, catalog, settings.retention, thorough=thorough))
             untaken = tuple(read_untaken(layout, catalog))
             facts = replace(facts, tables=tables, left=read_left(layout, catalog), untaken=untaken)
         except _UNREADABLE as error:
@@ -100,8 +100,11 @@ def _messages(layout: Layout, facts: Facts) -> MessageFacts:
     return MessageFacts(feed.complete_to if feed.exists else None)
 
 
-def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedelta(0)) -> Iterator[TableFacts]:
-    """The facts about every table, in the catalog's order. ``retention``: how long the change log is kept."""
+def read_tables(
+    layout: Layout, catalog: Catalog, retention: timedelta = timedelta(0), *, thorough: bool = True
+) -> Iterator[TableFacts]:
+    """The facts about every table, in the catalog's order. ``retention``: of the change log. ``thorough``: see
+    :func:`pgcdc_assets.checks.status.status`."""
     rows = TableStates(layout).all()
     points = ConsistentPoints(layout)
     newest = points.newest()
@@ -115,7 +118,7 @@ def read_tables(layout: Layout, catalog: Catalog, retention: timedelta = timedel
             # The table was never copied under this name, was dropped and created again since its copy, or was renamed.
             yield of(TableState.WAITING)
         elif newest and table.name in newest.tables and _readable(row, newest):
-            reason = row.reason or _changed(layout, catalog, table, newest)
+            reason = row.reason or (_changed(layout, catalog, table, newest) if thorough else None)
             yield of(TableState.STREAMING, newest.replay_lsn, reason)
         else:
             with contained() as failed:

@@ -58,8 +58,8 @@ from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.slot.slot import Decoded, SlotStatus, slot_status
 from pgcdc_assets.store import storage
 
-_CONNECT_SECONDS = 3
-"""The connect_timeout of the connection to the source. Status must answer within five seconds."""
+LIMITS: dict[str, Any] = {"connect_timeout": 3, "options": {"statement_timeout": "4s"}}
+"""Arguments of a connection that must not wait long: for a server that does not answer, or for a lock on a table."""
 
 _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 """Fields of the slot that status leaves out, because they are not columns of pg_replication_slots or never change."""
@@ -144,9 +144,11 @@ class Status:
         return document
 
 
-def status(settings: Settings) -> Status:
+def status(settings: Settings, *, thorough: bool = True) -> Status:
     """Read the state of source, log and lake. Starts no server. Raises WrongSource or WrongLake if source or lake is
-    not the project's own, and StoreFailed if the lake's object store cannot be reached."""
+    not the project's own, and StoreFailed if the lake is out of reach. Without ``thorough``, ``lags`` is empty, and
+    streaming mirrors are not checked for new commits of other writers, which takes a request to the store for each
+    table."""
     # Check once whether the store answers. If it does not, each read would take long.
     storage.head(settings.layout.outcomes)
     refuse_other_lake(settings)
@@ -161,7 +163,7 @@ def status(settings: Settings) -> Status:
         found = problem_of(error, str(settings.catalog_file))
         unread.append(replace(found, code=ProblemCode.CATALOG_UNREADABLE))
     try:
-        facts = _with_source(facts, settings, _reachable(settings))
+        facts = _with_source(facts, settings, reachable(settings))
     except (SettingsError, WrongSource):
         raise
     except SetupNeeded:
@@ -171,12 +173,12 @@ def status(settings: Settings) -> Status:
         unread.append(problem_of(error, "source"))
     except psycopg.Error as error:
         unread.append(problem_of(of_exception(error).typed("source"), "source"))
-    facts, more = with_lake(facts, settings)
+    facts, more = with_lake(facts, settings, thorough=thorough)
     prepared, damaged = _prepared(settings.layout)
     told = _status(facts, problems(facts, [*unread, *more, *damaged, *_nameless(settings.layout)]))
     return replace(
         told, in_progress=announced(settings.layout), prepared=tuple(prepared), hold=verify_request(settings.layout),
-        lags=_lags(facts, settings.layout),
+        lags=_lags(facts, settings.layout) if thorough else {},
     )  # fmt: skip
 
 
@@ -205,7 +207,8 @@ def _at_work(layout: Layout) -> str | None:
     return str(found) if found is not None and found.pid else None
 
 
-def _reachable(settings: Settings) -> str:
+def reachable(settings: Settings) -> str:
+    """The source's conninfo. SourceUnavailable if the embedded server does not run."""
     if is_embedded(settings) and not shop.server(settings.state).running:
         raise SourceUnavailable("does not run", thing="embedded PostgreSQL",
                                 do="`pgcdc sync`, `pgcdc follow` and `pgcdc up` start it")  # fmt: skip
@@ -216,7 +219,7 @@ def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
     """Adds the facts about the source. The slot is read first, then the log, then the WAL. Positions only move up, so a
     slot that seems to be ahead of the log really is ahead of it. The same holds for the log and the WAL."""
     application = f"{APPLICATION}/status"
-    with connect(conninfo, application_name=application, connect_timeout=_CONNECT_SECONDS) as conn:
+    with connect(conninfo, application_name=application, **LIMITS) as conn:
         slot = slot_status(conn, settings.slot)
         facts, _ = with_log(replace(facts, slot=slot), settings.layout)
         return replace(facts, source=read_source(conn, settings, slot, facts.catalog))

@@ -20,6 +20,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from pgcdc_assets.checks.compare import SourceDigests, compare_sides, source_digests
+from pgcdc_assets.checks.proof import keep_proofs
 from pgcdc_assets.checks.report import TableReport, VerifyReport
 from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide, opened, queryable, readable
 from pgcdc_assets.core.catalog import Catalog, Table
@@ -90,6 +91,7 @@ def verify(
         reason = f"{reports[name].reason}, {under}; run `pgcdc verify` again"
         reports[name] = replace(reports[name], reason=reason)
         on_table(reports[name])
+    keep_proofs(settings.layout, reports.values())
     return VerifyReport(tuple(reports[name] for name in chosen))
 
 

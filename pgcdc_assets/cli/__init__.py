@@ -4,6 +4,7 @@ main           the commands, exit codes
 source         setup, teardown
 sync           sync, follow, snapshot, heal, repair, until, pause, resume
 status_verify  status, positions, verify
+metrics        metrics
 maintenance    maintain, forget
 sql            sql
 up             up                               dagsterui   `dagster dev`, which refuses requests of other web pages

@@ -26,6 +26,7 @@ from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.deploy import code_server, pack
 from pgcdc_assets.cli.help import CommandGroup, examples
 from pgcdc_assets.cli.maintenance import forget, maintain
+from pgcdc_assets.cli.metrics import metrics
 from pgcdc_assets.cli.source import setup, teardown
 from pgcdc_assets.cli.sql import sql
 from pgcdc_assets.cli.status_verify import positions, status, verify
@@ -58,7 +59,7 @@ def pgcdc() -> None:
 TOPICS = {
     "Start and end": (demo, setup, teardown),
     "Follow": (sync, follow, until, pause, resume),
-    "Check": (status, positions, verify),
+    "Check": (status, positions, verify, metrics),
     "Read": (sql,),
     "Mend": (snapshot, heal, repair),
     "Delete what is old": (maintain, forget),

@@ -159,6 +159,16 @@ class Layout:
         return self.own / "outcomes.json"
 
     @property
+    def counts(self) -> Location:
+        """The file in which runs count what they did, for ``pgcdc metrics``."""
+        return self.own / "counts.json"
+
+    @property
+    def proofs(self) -> Location:
+        """The file that records the last comparison of each table by ``verify``."""
+        return self.own / "proofs.json"
+
+    @property
     def hold(self) -> Location:
         """The file in which a running ``verify`` asks for a consistent point at its LSN."""
         return self.own / "hold"

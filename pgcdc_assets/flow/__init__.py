@@ -19,6 +19,7 @@ listedtables  the tables that a point lists
 backfill    derives, applies and repairs ranges by hand
 maintenance deletes data that is no longer needed
 outcomes    records how the last operations ended
+meter       counts what runs do, for metrics
 requests    what the operator and verify ask of a running sync
 outage      pauses while the source is unreachable
 boundary    makes a point at the LSN of a snapshot, for verify

@@ -36,6 +36,8 @@ class TablesProgress:
         self.states = TableStates(layout)
         self._standings = Standings(target, self.states, log_began, log_start)
         self.points = ConsistentPoints(layout)
+        self.published = ZERO
+        """The LSN of the last point that this run has published."""
         rows = self.states.all()
         self.recovered = target.recover(rows)
         """By mirror: incomplete log files, left by a power failure. They were renamed, so that no reader uses them."""
@@ -346,6 +348,7 @@ class TablesProgress:
         # Changes by other writers are noted before a point lists these versions.
         self._note_changed()
         self._target.publish(lsn, versions, self.changed, messages, self.listed.kept_at(lsn))
+        self.published = lsn
         for name in versions:
             self._tables[name] = replace(self._tables[name], state=TableState.STREAMING)
         return len(versions) == len(self.followed())

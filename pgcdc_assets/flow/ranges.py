@@ -212,11 +212,13 @@ class RunRanges:
             self.transactions += sum(batch.transactions for batch in batches)
             self.rows += sum(sum(kinds.values()) for batch in batches for kinds in batch.counts.values())
             self._report_untaken(log.part(LsnRange(batches[0].start, batches[-1].end)))
-        self.count_late(turn)
+        self._work.meter.took(batches, turn.seconds)
+        self.turns += bool(turn.tables)
         return batches
 
     def count_late(self, turn: Turn) -> None:
         """Count a turn of late tables, whose batches were counted already in a turn of the other tables."""
+        self._work.meter.took([], turn.seconds)
         self.turns += bool(turn.tables)
 
     def close(self) -> None:

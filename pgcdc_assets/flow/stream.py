@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import psycopg
 
 from pgcdc_assets.core.catalog import Catalog, relations_of
@@ -93,6 +95,13 @@ class LogStream:
         if lsn > self._reported:
             self._reported = lsn
             self._receiver.report_apply(lsn)
+
+    def receiver_bytes(self) -> int | None:
+        """The resident memory of the receiver process; None if the process has ended."""
+        pid = self._receiver.pid
+        with suppress(psutil.Error):
+            return None if pid is None else int(psutil.Process(pid).memory_info().rss)
+        return None
 
     def source_position(self) -> Lsn:
         """The source's flush LSN now. All WAL that is durable on the source ends at or below this LSN."""

@@ -71,6 +71,7 @@ class Sync:
             finally:
                 self._stream.stop()
                 self._turns.close()
+                self._work.meter.close()
         self._take_committed()
         if self._lost is None:
             self._ranges.close()
@@ -85,6 +86,7 @@ class Sync:
         """One pass of the run's loop; returns whether it made any progress."""
         before, arrived = self._stream.complete_to, self._stream.arrived
         self._stream.take_events()
+        self._work.meter.write_if_due(self._stream.receiver_bytes)
         moved = self._stream.complete_to > before
         self._read_operator()
         complete = self._stream.complete_to
@@ -222,6 +224,7 @@ class Sync:
         """In follow mode, record a success although the run has not ended, because the run may last for days."""
         if self.following and not self.copying:
             self._work.operation.succeed()
+            self._work.meter.succeeded()
 
     def state(self) -> RunState:
         """The run's present progress."""

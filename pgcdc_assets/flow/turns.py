@@ -157,9 +157,14 @@ class Turns:
         if step.exact:
             progress.reread_versions()
         if turn.tables or messages.count or step.exact or self.point.due:
+            due = time.monotonic()
             self.point.published(step.upto, whole=self.publish(step.upto))
+            if progress.published == step.upto:
+                self._work.meter.published(time.monotonic() - due)
             if not self.point.due:
                 self._succeed()
+        else:
+            self._work.meter.unpublished()
         self._stream.report_apply(progress.replay_lsn)
         if self._spans is not None and turn.tables:
             self._spans.record(began, start, turn, batches, applied)

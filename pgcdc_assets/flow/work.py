@@ -8,6 +8,7 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.feed.messages import MessageFeed
 from pgcdc_assets.feed.table import Feeds
+from pgcdc_assets.flow.meter import Meter
 from pgcdc_assets.flow.outcomes import Operation
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.reports import Observer
@@ -34,9 +35,11 @@ class Work:
     """Failures of the feed of messages that this run has reported."""
     operation: Operation = field(default_factory=Operation)
     """The operation under which ``status`` reports this run."""
+    meter: Meter = field(init=False)
 
     def __post_init__(self) -> None:
         self.feeds = Feeds(self.layout, self.identity)
+        self.meter = Meter(self.layout, self.log, self.progress.points)
 
     @property
     def layout(self) -> Layout:

@@ -15,6 +15,7 @@ from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
+from pgcdc_assets.metrics.readings import LakeReader
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store import chainlease, objects
 from tests.fix_postgres import Database
@@ -100,10 +101,17 @@ def test_turns_and_idle_time_cost_a_bounded_number_of_requests(
         counted.asked.clear()
         wait_for(lambda: sum("PUT" in one and "/lock/" in one for one in counted.asked) == 5, what="signs of life")
         assert not _dear(counted), "nothing else"
+        reader = LakeReader(rig.settings)
+        reader()
+        counted.asked.clear()
+        reader()
+        scrape = _dear(counted)
+        assert all(one.startswith("LIST") for one in scrape), "metrics only read"
+        assert len(scrape) <= 20, scrape
     assert newest(rig).replay_lsn > before
 
 
 def _dear(counted: Faults) -> list[str]:
-    """All requests that are priced like a PUT, except heartbeats."""
+    """All requests that are priced like a PUT, except heartbeats and counts, which come at times of their own."""
     return [one for one in counted.asked if one.startswith(("PUT", "LIST", "POST")) and "/lock/" not in one
-            and "?delete" not in one]  # fmt: skip
+            and "counts.json" not in one and "?delete" not in one]  # fmt: skip

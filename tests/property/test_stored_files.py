@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pgcdc_assets.checks.proof import keep_proofs, read_proofs
+from pgcdc_assets.checks.report import TableReport
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
@@ -24,6 +27,7 @@ from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.delta.vectors import read_vector
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow import lock, outcomes
+from pgcdc_assets.flow.meter import RunCounts, read_counts
 from pgcdc_assets.flow.requests import (
     VerifyRequests,
     follow_until,
@@ -155,6 +159,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored
     writer.commit(frames_of(200), [], Lsn(250))
     publish_at(ConsistentPoints(layout), 250, {A: 1})
     TableStates(layout).set(CATALOG.tables[0], TableState.STREAMING, Lsn(250))
+    storage.replace(layout.counts, json.dumps(RunCounts(datetime.now(UTC)).to_json()).encode())
+    keep_proofs(layout, [TableReport(A, lsn=Lsn(5))])
     with outcomes.recorded(layout, outcomes.OperationKind.SYNC, "sync", lambda text: None):
         pass
     follow_until(layout, Lsn(300))
@@ -184,6 +190,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored
     found: dict[str, tuple[Path, Callable[[], object]]] = {
         "saved catalog": (root / "catalog.json", lambda: load_catalog(root / "catalog.json")),
         "outcomes": (Path(str(layout.outcomes)), lambda: outcomes.read(layout)),
+        "counts": (Path(str(layout.counts)), lambda: read_counts(layout)),
+        "proofs": (Path(str(layout.proofs)), lambda: read_proofs(layout)),
         "endpos": (Path(str(layout.endpos)), lambda: operator_requests(layout)),
         "lease": (root / "chain" / f"{1:020}", lambda: Chain(chain).look()),
         "change log": (newest_commits(logs(layout.change_log))[-1], read_log),
@@ -201,8 +209,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored
         yield {name: Stored(path, Content(path.read_bytes()), read) for name, (path, read) in found.items()}
 
 
-NAMES = ["saved catalog", "outcomes", "endpos", "lease", "change log", "change log's first commit", "points",
-         "points' first commit", "states", "prepared", "prepared's commit", "checkpoint", "hold", "lock"]  # fmt: skip
+NAMES = ["saved catalog", "outcomes", "counts", "proofs", "endpos", "lease", "change log",
+         "change log's first commit", "points", "points' first commit", "states", "prepared", "prepared's commit",
+         "checkpoint", "hold", "lock"]  # fmt: skip
 TEXTS = {"endpos", "prepared's commit", "hold", "lock"}
 
 

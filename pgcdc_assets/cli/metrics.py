@@ -1,0 +1,118 @@
+"""The command ``metrics``: prints the metrics once, or serves them over HTTP. It only reads source and lake."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pgcdc_assets.cli.console import say
+from pgcdc_assets.cli.help import examples
+from pgcdc_assets.core.ending import ENDING
+from pgcdc_assets.errors import MachineError
+from pgcdc_assets.settings import Settings
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from pgcdc_assets.metrics.families import Metrics
+
+HOST = "127.0.0.1"
+PORT = 9187
+ONCE_SECONDS = 30.0
+"""The time limit for printing once. No scraper waits, so a slow store may take longer than a scrape may."""
+CLIENT_SECONDS = 30.0
+"""How long a client may take to send its request."""
+_PATHS = "/metrics, /healthz, /readyz"
+
+
+class AddressType(click.ParamType["tuple[str, int]"]):
+    name = "[HOST]:PORT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        host, colon, port = str(value).rpartition(":")
+        if not colon or not port.isdecimal() or not 1 <= int(port) <= 65535:
+            self.fail(f"{value!r} is not an address; write :{PORT} or 0.0.0.0:{PORT}", param, ctx)
+        return host.removeprefix("[").removesuffix("]") or HOST, int(port)
+
+
+@click.command(epilog=examples("pgcdc metrics", "pgcdc metrics --listen 0.0.0.0:9187"))
+@click.option("--listen", type=AddressType(), help=f"Serve {_PATHS} here, such as :{PORT}. Without HOST: {HOST}.")
+@click.option("--ready-within", type=click.FloatRange(min=1), default=60.0, show_default=True, metavar="SECONDS",
+              help="/readyz fails if nothing has moved for this long although something waits.")  # fmt: skip
+def metrics(listen: tuple[str, int] | None, ready_within: float) -> int:
+    """Print metrics for Prometheus, or serve them. Works while the sync, the source or the lake is down."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from pgcdc_assets.metrics.families import Metrics
+    from pgcdc_assets.metrics.movement import Movement
+
+    found = Metrics(Settings.load(), Movement(ready_within))
+    # Without this, the registry would scrape once to learn the names.
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(found)
+    if listen is not None:
+        serve(found, registry, *listen)
+        return 0
+    found.seconds = ONCE_SECONDS
+    click.echo(generate_latest(registry).decode(), nl=False)
+    return 0
+
+
+def serve(found: Metrics, registry: Any, host: str, port: int) -> None:
+    """Serve until a signal ends the process. MachineError if the address cannot be used."""
+    import socket
+    from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+    from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
+
+    class Handler(WSGIRequestHandler):
+        timeout = CLIENT_SECONDS
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests are not logged."""
+
+    class Server(ThreadingWSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that closes its connection early is no error. Tracebacks may quote values."""
+
+    app = application(found, make_wsgi_app(registry))
+    try:
+        server = make_server(host, port, app, Server, handler_class=Handler)
+    except OSError as error:
+        raise MachineError(f"cannot be listened at: {error.strerror or error}", thing=f"address {host}:{port}",
+                           do="choose another one with --listen") from None  # fmt: skip
+    shown = f"[{host}]" if ":" in host else host
+    say(f"pgcdc: metrics at http://{shown}:{port}/metrics", err=True)
+    stop = threading.Event()
+    with server, ENDING.at_boundary(stop, boundary=None):
+        threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+        stop.wait()
+        server.shutdown()
+
+
+def application(found: Metrics, exposition: WSGIApplication) -> WSGIApplication:
+    """The pages: the metrics; whether the process answers; whether replication moves."""
+
+    def pages(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return exposition(environ, start_response)
+        answers: dict[str, Callable[[], tuple[str, str]]] = {
+            "/healthz": lambda: ("200 OK", "ok"), "/readyz": lambda: _readiness(found.reasons()),
+        }  # fmt: skip
+        status, text = answers.get(path, lambda: ("404 Not Found", f"the pages are {_PATHS}"))()
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}\n".encode()]
+
+    return pages
+
+
+def _readiness(reasons: list[str]) -> tuple[str, str]:
+    return ("503 Service Unavailable", "not ready: " + "; ".join(reasons)) if reasons else ("200 OK", "ready")

@@ -1,0 +1,206 @@
+"""RunCounts what runs do, for ``pgcdc metrics``: rows, transactions, the times of turns, and how long commits take.
+
+Each run adds to the counts of earlier runs, in one small file of the lake. So the counts outlive a run, and a process
+that only reads the lake can report them. A run that dies loses at most the counts of its last seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+from pgcdc_assets.core.formats import MALFORMED
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.errors import StoreFailed
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.summary import ROW_KINDS, BatchSummary
+from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.store import storage
+
+WRITE_SECONDS: Final = 10.0
+"""Seconds between two writes of the file while runs count: less than the usual 15 seconds between two scrapes, and few
+requests to an object store."""
+REST_SECONDS: Final = 60.0
+"""Seconds between two writes while nothing is counted. They bring the memory of the receiver."""
+BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+"""Upper bounds of the histograms' buckets, in seconds: from one small turn to an outage of an hour."""
+STAGES: Final = ("transform", "apply", "publish")
+
+
+@dataclass
+class Histogram:
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    """The number of values in each bucket. The last bucket has the values above all bounds."""
+    sum: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Add a value. A negative value, which two clocks that differ may give, counts as zero."""
+        value = max(0.0, seconds)
+        self.counts[bisect_left(BOUNDS, value)] += 1
+        self.sum += value
+
+    @property
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound, as Prometheus has them."""
+        texts = [*(repr(bound) for bound in BOUNDS), "+Inf"]
+        return [(text, float(sum(self.counts[: place + 1]))) for place, text in enumerate(texts)]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        counts = [int(count) for count in data["counts"]]
+        # RunCounts of other buckets cannot be continued.
+        return cls(counts, float(data["sum"])) if len(counts) == len(BOUNDS) + 1 else cls()
+
+
+@dataclass
+class RunCounts:
+    """The counts of all runs since ``since``. A turn counts each batch of the log once."""
+
+    since: datetime
+    upto: Lsn = ZERO
+    """Batches up to this LSN are counted."""
+    transactions: int = 0
+    rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROW_KINDS, 0))
+    """Row messages by pgoutput's letter for the kind."""
+    bytes: int = 0
+    """Size of the messages, uncompressed."""
+    turns: dict[str, Histogram] = field(default_factory=lambda: {stage: Histogram() for stage in STAGES})
+    """Seconds of each turn, by stage."""
+    durable: Histogram = field(default_factory=Histogram)
+    """For each batch: seconds from its first commit on the source until the batch was durable in the log."""
+    readable: Histogram = field(default_factory=Histogram)
+    """For each batch: seconds from its first commit on the source until a consistent point had it."""
+    receiver_bytes: int | None = None
+    """Resident memory of the receiver process."""
+    succeeded: datetime | None = None
+    """When a run that follows last had everything in a consistent point."""
+    written: datetime | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "since": self.since.isoformat(),
+            "upto": int(self.upto),
+            "transactions": self.transactions,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "turns": {stage: vars(one) for stage, one in self.turns.items()},
+            "durable": vars(self.durable),
+            "readable": vars(self.readable),
+            "receiver_bytes": self.receiver_bytes,
+            "succeeded": None if self.succeeded is None else self.succeeded.isoformat(),
+            "written": None if self.written is None else self.written.isoformat(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        receiver, succeeded, written = data["receiver_bytes"], data["succeeded"], data["written"]
+        return cls(
+            since=datetime.fromisoformat(data["since"]),
+            upto=Lsn(data["upto"]),
+            transactions=int(data["transactions"]),
+            rows={kind: int(data["rows"][kind]) for kind in ROW_KINDS},
+            bytes=int(data["bytes"]),
+            turns={stage: Histogram.from_json(data["turns"][stage]) for stage in STAGES},
+            durable=Histogram.from_json(data["durable"]),
+            readable=Histogram.from_json(data["readable"]),
+            receiver_bytes=None if receiver is None else int(receiver),
+            succeeded=None if succeeded is None else datetime.fromisoformat(succeeded),
+            written=None if written is None else datetime.fromisoformat(written),
+        )
+
+
+def read_counts(layout: Layout) -> RunCounts | None:
+    """The counts of a lake; None before the first run, or if the file cannot be read."""
+    try:
+        return RunCounts.from_json(json.loads(storage.read(layout.counts)))
+    except (OSError, *MALFORMED):
+        return None
+
+
+class Meter:
+    """RunCounts for one run, which holds the lake's lock. Every method is called in the run's own thread. A file that
+    cannot be read or written stops no run."""
+
+    def __init__(self, layout: Layout, log: ChangeLog, points: ConsistentPoints) -> None:
+        self._layout = layout
+        self._log = log
+        self._points = points
+        self._counts: RunCounts | None = None
+        self._waiting: list[BatchSummary] = []
+        """Batches that no consistent point has yet."""
+        self._changed = False
+        self._wrote = -REST_SECONDS
+
+    @property
+    def counts(self) -> RunCounts:
+        if self._counts is None:
+            self._counts = read_counts(self._layout) or self._first()
+        return self._counts
+
+    def _first(self) -> RunCounts:
+        """RunCounts that begin now. Batches that a point already has are not counted: their delay is not known."""
+        newest = self._points.newest()
+        return RunCounts(datetime.now(UTC), newest.replay_lsn if newest else ZERO)
+
+    def took(self, batches: Sequence[BatchSummary], seconds: Mapping[str, float]) -> None:
+        """Count a turn, and the batches that it took first."""
+        counts = self.counts
+        new = [batch for batch in batches if batch.end > counts.upto]
+        written = self._log.written(new)
+        for batch in new:
+            counts.upto = batch.end
+            counts.transactions += batch.transactions
+            counts.bytes += batch.bytes
+            for kinds in batch.rows.values():
+                for kind, number in kinds.items():
+                    counts.rows[kind] += number
+            if batch.first_commit_ts is not None and batch.end in written:
+                counts.durable.add((written[batch.end] - batch.first_commit_ts).total_seconds())
+        self._waiting += [batch for batch in new if batch.rows]
+        for stage, spent in seconds.items():
+            counts.turns[stage].add(spent)
+        self._changed |= bool(new or seconds)
+
+    def published(self, seconds: float) -> None:
+        """A point was published, which took these seconds. It has all batches that were taken."""
+        now = datetime.now(UTC)
+        for batch in self._waiting:
+            if batch.first_commit_ts is not None:
+                self.counts.readable.add((now - batch.first_commit_ts).total_seconds())
+        self.counts.turns["publish"].add(seconds)
+        self.unpublished()
+        self._changed = True
+
+    def unpublished(self) -> None:
+        """The batches that were taken change no mirror, so they need no point."""
+        self._waiting.clear()
+
+    def succeeded(self) -> None:
+        """A point lists all that the log holds."""
+        self.counts.succeeded = datetime.now(UTC)
+
+    def write_if_due(self, receiver_bytes: Callable[[], int | None]) -> None:
+        """Write the file every WRITE_SECONDS, or every REST_SECONDS if nothing was counted."""
+        if time.monotonic() - self._wrote >= (WRITE_SECONDS if self._changed else REST_SECONDS):
+            self.counts.receiver_bytes = receiver_bytes()
+            self._write()
+
+    def close(self) -> None:
+        """Write what was counted since the last write. The receiver has ended."""
+        if self._changed or self.counts.receiver_bytes is not None:
+            self.counts.receiver_bytes = None
+            self._write()
+
+    def _write(self) -> None:
+        self._wrote = time.monotonic()
+        self._changed = False
+        self.counts.written = datetime.now(UTC)
+        with suppress(OSError, StoreFailed):
+            storage.replace(self._layout.counts, json.dumps(self.counts.to_json()).encode())

@@ -1,0 +1,175 @@
+"""Whether replication moves, observed on the replication itself: the source's WAL against what was received, and the
+log against what readers can read. A connection that is open proves nothing, and a source without changes needs no
+movement."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.log.receive.batches import Limits
+from pgcdc_assets.metrics.readings import LakeReading, SourceReading
+
+WITHIN_SECONDS: Final = 60.0
+"""Replication is not ready if nothing has moved for this long, although something waits. It is ten times the time from
+a commit to a readable row, and a quarter of the time after which most alarms wake somebody."""
+_MOST_SAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class StageLag:
+    """What a stage lacks of the source's WAL. ``seconds``: for how long the oldest missing transaction has waited."""
+
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Lags:
+    """The lag of each stage. A stage is None if it has no position, or if the source is away."""
+
+    receive: StageLag | None = None
+    apply: StageLag | None = None
+    publish: StageLag | None = None
+    tables: dict[str, StageLag] = field(default_factory=dict)
+
+
+@dataclass
+class _Moving:
+    """When a value last changed."""
+
+    value: object = None
+    at: float | None = None
+
+    def see(self, value: object, now: float, at: float | None = None) -> None:
+        """``at``: when the first value that is seen came, if this is known."""
+        if value != self.value:
+            self.at = now if self.value is not None else at
+            self.value = value
+
+    def moved(self, now: float, within: float) -> bool:
+        return self.at is not None and now - self.at <= within
+
+
+class Movement:
+    """Remembers the positions of earlier scrapes."""
+
+    def __init__(self, within: float = WITHIN_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._within = within
+        self._clock = clock
+        self._samples: deque[tuple[float, Lsn]] = deque()
+        """The source's positions that were not received yet, with the times at which they were seen."""
+        self._level = False
+        """Whether all that an earlier scrape saw was received since."""
+        self._receive, self._publish = _Moving(), _Moving()
+
+    def see(self, source: SourceReading | None, lake: LakeReading | None, now: datetime) -> Lags:
+        """Take in the readings of one scrape, and return the lags."""
+        clock = self._clock()
+        if lake is not None and lake.point is not None:
+            self._publish.see(lake.point.replay_lsn, clock, clock - (now - lake.point.at).total_seconds())
+        if source is None:
+            return Lags()
+        received = received_lsn(source, lake)
+        in_progress = lake.status.in_progress if lake is not None else None
+        self._receive.see((received, in_progress and in_progress.bytes), clock)
+        if received is None:
+            return Lags()
+        receive = StageLag(max(0, source.flush_lsn - received), self._waited(source, lake, received, clock, now))
+        if lake is None or not lake.answers:
+            return Lags(receive)
+        tables = {str(table.name): _lag_of(table.name, source, lake, receive, now)
+                  for table in lake.status.tables if table.replay_lsn is not None}  # fmt: skip
+        readable = {str(t.name): t.state for t in lake.status.tables if t.state.readable and t.replay_lsn is not None}
+        followed = [tables[name] for name in readable]
+        listed = [tables[name] for name, state in readable.items() if state is TableState.STREAMING]
+        return Lags(receive, _worst(followed), _worst(listed), tables)
+
+    def reasons(
+        self, source: SourceReading | None, lake: LakeReading | None, lags: Lags, now: datetime
+    ) -> list[str]:  # fmt: skip
+        """Why replication does not move; empty if it moves, or if there is nothing to do."""
+        clock, within = self._clock(), self._within
+        found = []
+        if source is not None and source.slot is None:
+            found.append("the slot does not exist")
+        elif source is not None and source.slot is not None and source.slot.lost:
+            found.append("the slot is lost")
+        if lake is not None and lake.answers and lake.point is None:
+            found.append("no consistent point was published yet")
+        receive, waited = lags.receive, 0.0 if lake is None else _unpublished(lake, now)
+        if receive is not None and receive.seconds > within and not self._receive.moved(clock, within):
+            found.append(f"nothing was received for {receive.seconds:.0f} s, and the source has {receive.bytes} more "
+                         "bytes of WAL")  # fmt: skip
+        if waited > within and not self._publish.moved(clock, within):
+            paused = ": apply is paused" if lake is not None and lake.paused else ""
+            found.append(f"a transaction in the log has waited for {waited:.0f} s, and no new consistent point was "
+                         f"published{paused}")  # fmt: skip
+        return found
+
+    def _waited(
+        self, source: SourceReading, lake: LakeReading | None, received: Lsn, clock: float, now: datetime
+    ) -> float:
+        """For how long WAL has waited to be received: since the first scrape that saw it on the source. If no scrape
+        has seen the receiver level, and no receiver is connected, since the last sign of a run."""
+        samples = self._samples
+        if _unseen(source) and source.flush_lsn - received <= Limits.foreign_wal_bytes:
+            samples.clear()
+            self._level = True
+            return 0.0
+        samples.append((clock, source.flush_lsn))
+        while samples and samples[0][1] <= received:
+            samples.popleft()
+            self._level = True
+        if len(samples) > _MOST_SAMPLES:
+            # The first sample stays. The later samples matter less the longer the wait.
+            del samples[-2]
+        if not samples:
+            return 0.0
+        waited = clock - samples[0][0]
+        alive = lake.alive if lake is not None else None
+        if not self._level and source.received is None and alive is not None:
+            waited = max(waited, (now - alive).total_seconds())
+        return waited
+
+
+def received_lsn(source: SourceReading, lake: LakeReading | None) -> Lsn | None:
+    """Up to here everything is received. Between runs: what the log holds, or what was confirmed to the slot."""
+    confirmed = source.slot.confirmed_flush_lsn if source.slot is not None else None
+    log = lake.log if lake is not None else None
+    return max((lsn for lsn in (source.received, log, confirmed) if lsn is not None), default=None)
+
+
+def _unseen(source: SourceReading) -> bool:
+    """Whether a receiver is connected, but our role lacks pg_read_all_stats, and so does not see its position. The log
+    then moves only with every ``foreign_wal_bytes`` of WAL that holds nothing for it."""
+    return source.received is None and source.slot is not None and source.slot.active
+
+
+def _unpublished(lake: LakeReading, now: datetime) -> float:
+    """Seconds since the oldest transaction in the log committed that the followed tables lack."""
+    streaming = {table.name for table in lake.status.tables if table.state is TableState.STREAMING}
+    since = min((found.committed for name, found in lake.pending.items() if name in streaming), default=now)
+    return (now - since).total_seconds()
+
+
+def _lag_of(name: TableName, source: SourceReading, lake: LakeReading, receive: StageLag, now: datetime) -> StageLag:
+    """A table lacks what was not received, and its transactions in the log."""
+    found = lake.pending.get(name)
+    if found is None:
+        return receive
+    waited = max(0.0, (now - found.committed).total_seconds())
+    return StageLag(max(receive.bytes, source.flush_lsn - found.start), max(receive.seconds, waited))
+
+
+def _worst(lags: list[StageLag]) -> StageLag | None:
+    if not lags:
+        return None
+    return StageLag(max(lag.bytes for lag in lags), max(lag.seconds for lag in lags))

@@ -1,0 +1,203 @@
+"""What a scrape reads. Source and lake are read at the same time, each in its own thread. A part that does not answer
+is absent, and the other part is reported."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Generic, TypeVar
+
+import psycopg
+
+from pgcdc_assets.checks.pending import Pending, pending
+from pgcdc_assets.checks.positions import WRITTEN
+from pgcdc_assets.checks.proof import Proof, read_proofs
+from pgcdc_assets.checks.status import LIMITS, Status, reachable, refused, status
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import PgcdcError, SettingsError, StoreFailed
+from pgcdc_assets.flow.meter import RunCounts, read_counts
+from pgcdc_assets.flow.requests import operator_requests
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.project import load_catalog
+from pgcdc_assets.projectsource import refuse_other_identity
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.connect.connection import APPLICATION, connect
+from pgcdc_assets.source.connect.failures import of_exception
+from pgcdc_assets.source.slot.positions import flush_lsn
+from pgcdc_assets.source.slot.slot import SlotStatus, identity, slot_status
+
+WAIT_SECONDS: Final = 8.0
+"""How long a scrape waits for a part. Prometheus gives up after ten seconds by default."""
+FRESH_SECONDS: Final = 3.0
+"""A reading of this age is used again, so that probes and scrapes together do not load the source."""
+STALE_SECONDS: Final = 60.0
+"""A part that takes longer than WAIT_SECONDS is shown as it was read last, up to this age."""
+_LIMIT = "SELECT nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1)"
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SourceReading:
+    """The source and its slot at one moment."""
+
+    flush_lsn: Lsn
+    """The end of the source's durable WAL. Read before ``received``."""
+    slot: SlotStatus | None
+    wal_limit_bytes: int | None = None
+    """max_slot_wal_keep_size; None if there is no limit."""
+    received: Lsn | None = None
+    """Up to here our receiver has received; None if no receiver is connected."""
+
+
+@dataclass(frozen=True)
+class LakeReading:
+    """The lake at one moment, and what ``status`` says."""
+
+    status: Status
+    answers: bool
+    """Whether the lake could be reached, and is the project's own."""
+    log: Lsn | None = None
+    """``transform_lsn``; None without a change log."""
+    log_bytes: int | None = None
+    point: Point | None = None
+    pending: dict[TableName, Pending] = field(default_factory=dict)
+    counts: RunCounts | None = None
+    proofs: dict[TableName, Proof] = field(default_factory=dict)
+    paused: bool = False
+    """Whether the operator has paused apply."""
+    alive: datetime | None = None
+    """The last sign of a run."""
+
+
+def read_source(settings: Settings) -> SourceReading:
+    """Raises a PgcdcError if the source is away or is not the project's own."""
+    with connect(reachable(settings), application_name=f"{APPLICATION}/metrics", **LIMITS) as conn:
+        refuse_other_identity(settings, identity(conn, settings.slot))
+        flushed, slot = flush_lsn(conn), slot_status(conn, settings.slot)
+        [(limit,)] = conn.execute(_LIMIT)
+        row = conn.execute(WRITTEN, [settings.slot]).fetchone()
+        return SourceReading(flushed, slot, limit, Lsn.parse(row[0]) if row and row[0] else None)
+
+
+class LakeReader:
+    """Keeps what it has read of the change log, so that each file of the log is read at most once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._log = ChangeLog(settings.layout)
+        self._points = ConsistentPoints(settings.layout)
+
+    def __call__(self) -> LakeReading:
+        settings, layout = self._settings, self._settings.layout
+        try:
+            found = status(settings, thorough=False)
+        except (SettingsError, StoreFailed) as error:
+            return LakeReading(refused(error), answers=False)
+        if not self._log.exists:
+            return LakeReading(found, answers=True)
+        point, segments, catalog = self._points.newest(), self._log.all_segments(), load_catalog(settings.catalog_file)
+        counts = read_counts(layout)
+        signs = [segment.written for segment in segments]
+        signs += [time for time in (point and point.at, counts and counts.written) if time]
+        return LakeReading(
+            status=found,
+            answers=True,
+            log=self._log.position(),
+            log_bytes=sum(segment.size for segment in segments),
+            point=point,
+            pending=pending(self._log, catalog, found.tables) if catalog is not None else {},
+            counts=counts,
+            proofs=read_proofs(layout),
+            paused=operator_requests(layout).paused,
+            alive=max(signs, default=None),
+        )
+
+
+@dataclass(frozen=True)
+class _Read(Generic[T]):
+    value: T | None
+    why: str
+    began: float
+
+
+class Part(Generic[T]):
+    """Reads in a thread of its own. A reading that hangs is not started a second time."""
+
+    def __init__(self, name: str, read: Callable[[], T]) -> None:
+        self.name = name
+        self._read = read
+        self._lock = threading.Lock()
+        self._newest: _Read[T] | None = None
+        self._ended: threading.Event | None = None
+        """Set when the reading in progress ends; None if no reading is in progress."""
+        self.why = ""
+        """Why the last :meth:`value` was None."""
+
+    def begin(self) -> None:
+        """Begin a reading, unless the newest is fresh or a reading is in progress."""
+        with self._lock:
+            newest = self._newest
+            if self._ended is None and (newest is None or time.monotonic() - newest.began >= FRESH_SECONDS):
+                self._ended = threading.Event()
+                threading.Thread(target=self._run, args=(self._ended,), name=f"read-{self.name}", daemon=True).start()
+
+    def value(self, deadline: float) -> T | None:
+        """The newest reading. Waits for the reading in progress until ``deadline``. None if the part cannot be read."""
+        ended = self._ended
+        if ended is not None:
+            ended.wait(max(0.0, deadline - time.monotonic()))
+        newest = self._newest
+        if newest is None or time.monotonic() - newest.began > STALE_SECONDS:
+            self.why = "does not answer in time"
+            return None
+        self.why = newest.why
+        return newest.value
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since the newest reading began."""
+        return None if self._newest is None else time.monotonic() - self._newest.began
+
+    def _run(self, ended: threading.Event) -> None:
+        began, value, why = time.monotonic(), None, ""
+        try:
+            value = self._read()
+        except PgcdcError as error:
+            why = str(error)
+        except psycopg.Error as error:
+            why = str(of_exception(error).typed(self.name))
+        except Exception as error:  # noqa: BLE001  (the other part, and later readings, go on)
+            # The text is left out, because it may quote values.
+            why = f"cannot be read: {type(error).__name__}"
+            _log.warning("%s %s", self.name, why)
+        with self._lock:
+            self._newest, self._ended = _Read(value, why, began), None
+        ended.set()
+
+
+class Readings:
+    """Both parts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.source = Part("source", lambda: read_source(settings))
+        self.lake = Part("lake", LakeReader(settings))
+
+    def take(self, seconds: float = WAIT_SECONDS) -> tuple[SourceReading | None, LakeReading | None]:
+        """Read both parts, for at most this long."""
+        parts: tuple[Part[Any], ...] = (self.source, self.lake)
+        for part in parts:
+            part.begin()
+        deadline = time.monotonic() + seconds
+        return self.source.value(deadline), self.lake.value(deadline)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

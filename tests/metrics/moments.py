@@ -1,0 +1,75 @@
+"""Source and lake at one moment, as a scrape reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pgcdc_assets.checks.health import TableFacts, error
+from pgcdc_assets.checks.pending import Pending
+from pgcdc_assets.checks.proof import Proof
+from pgcdc_assets.checks.status import Status
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.flow.meter import RunCounts
+from pgcdc_assets.flow.outcomes import Failure, Outcome
+from pgcdc_assets.log.receive.progressfile import Announcement
+from pgcdc_assets.log.transactions import PreparedKey, PreparedTransaction
+from pgcdc_assets.metrics.readings import LakeReading, SourceReading
+from pgcdc_assets.points.points import Point
+from pgcdc_assets.source.slot.slot import Decoded, SlotStatus
+
+NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
+T, U = TableName("public", "t"), TableName("public", "u")
+
+
+def slot(**changed: Any) -> SlotStatus:
+    values: dict[str, Any] = dict.fromkeys(SlotStatus.__dataclass_fields__)
+    values |= {
+        "name": "s", "plugin": "pgoutput", "database": "d", "connected_to": "d", "temporary": False, "active": True,
+        "restart_lsn": Lsn(500), "confirmed_flush_lsn": Lsn(900), "wal_lsn": Lsn(1000), "wal_status": "reserved",
+        "safe_wal_size": 7000, "decoded": Decoded(1, 2, 3, 4, 5, 6),
+    }  # fmt: skip
+    return SlotStatus(**values | changed)
+
+
+def source(flush: int = 1000, received: int | None = 1000, **of_slot: Any) -> SourceReading:
+    return SourceReading(Lsn(flush), slot(**of_slot), 8000, None if received is None else Lsn(received))
+
+
+def lake(
+    log: int | None = 1000, point: int | None = 1000, *, pending: Mapping[TableName, tuple[int, float]] | None = None,
+    ago: float = 0, now: datetime = NOW, **of_status: Any,
+) -> LakeReading:  # fmt: skip
+    """``pending``: by table, the start of the oldest missing transaction, and how many seconds ago it committed.
+    ``ago``: the age of the newest point."""
+    tables = tuple(TableFacts(name, TableState.STREAMING, Lsn(point or 0)) for name in (T, U))
+    values = {"tables": tables, "problems": (), "at_work": "`pgcdc follow`"} | of_status
+    return LakeReading(
+        status=Status(None, None, None, None, **values),
+        answers=True,
+        log=None if log is None else Lsn(log),
+        log_bytes=77,
+        point=None if point is None else Point(Lsn(point), now - timedelta(seconds=ago), {T: 1, U: 1}, {}),
+        pending={name: Pending(Lsn(start), now - timedelta(seconds=seconds))
+                 for name, (start, seconds) in (pending or {}).items()},
+        counts=RunCounts(NOW - timedelta(days=1), receiver_bytes=9000, succeeded=NOW - timedelta(seconds=3)),
+        proofs={T: Proof(Lsn(800), True, NOW - timedelta(days=2))},
+        alive=now - timedelta(seconds=ago),
+    )  # fmt: skip
+
+
+def full_lake() -> LakeReading:
+    """A lake for which every metric has a value."""
+    prepared = PreparedTransaction(PreparedKey(7, "g", Lsn(240)), int(NOW.timestamp() - 90) * 1_000_000, frozenset(),
+                                   None, 3, 300, None, 2)  # type: ignore[arg-type]  # fmt: skip
+    failed = Failure("maintain", NOW - timedelta(hours=1), "no room")
+    return lake(
+        pending={T: (900, 4)},
+        in_progress=Announcement(2, 5000, 9, Lsn(600), datetime.now(UTC) - timedelta(seconds=30)),
+        prepared=(prepared,),
+        problems=(error("slot", "is odd", "mend it"),),
+        last={"sync": Outcome(NOW - timedelta(hours=5)), "maintenance": Outcome(None, failed)},
+    )

@@ -1,0 +1,158 @@
+"""Whether replication moves: what is observed is the replication, not the connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import pytest
+
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.log.receive.batches import Limits
+from pgcdc_assets.log.receive.progressfile import Announcement
+from pgcdc_assets.metrics.movement import Lags, Movement, StageLag
+from pgcdc_assets.metrics.readings import LakeReading, SourceReading
+from tests.metrics.moments import NOW, T, lake, source
+
+
+@dataclass
+class Scraper:
+    seconds: float = 0.0
+    movement: Movement = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.movement = Movement(within=60, clock=lambda: self.seconds)
+
+    def scrape(
+        self, of_source: SourceReading | None, of_lake: LakeReading | None, *, after: float = 15
+    ) -> tuple[Lags, list[str]]:
+        self.seconds += after
+        lags = self.movement.see(of_source, of_lake, NOW)
+        return lags, self.movement.reasons(of_source, of_lake, lags, NOW)
+
+
+@pytest.fixture
+def scraper() -> Scraper:
+    return Scraper()
+
+
+def test_an_idle_source_is_ready_without_any_movement(scraper: Scraper) -> None:
+    for _ in range(10):
+        lags, reasons = scraper.scrape(source(), lake(ago=86400))
+        assert (lags.receive, lags.apply, lags.publish) == (StageLag(0, 0), StageLag(0, 0), StageLag(0, 0))
+        assert reasons == []
+
+
+def test_a_busy_source_that_is_followed_has_no_wait(scraper: Scraper) -> None:
+    """Each scrape sees a few bytes that were not received yet."""
+    for number in range(10):
+        at = 1000 + 500 * number
+        lags, reasons = scraper.scrape(source(at + 40, at), lake(at, at))
+        assert lags.receive == StageLag(40, 0)
+        assert reasons == []
+
+
+def test_a_connection_over_which_nothing_comes_is_not_ready(scraper: Scraper) -> None:
+    """The slot is active, and the walsender answers, but no position moves."""
+    scraper.scrape(source(), lake(), after=0)
+    found = [scraper.scrape(source(1000 + 100 * number, 1000), lake()) for number in range(1, 8)]
+    assert [bool(reasons) for _, reasons in found] == [False] * 5 + [True] * 2
+    assert found[-1][0].receive == StageLag(700, 90)
+    assert found[-1][1] == ["nothing was received for 90 s, and the source has 700 more bytes of WAL"]
+
+
+def test_a_backlog_that_is_being_received_is_ready(scraper: Scraper) -> None:
+    for number in range(10):
+        lags, reasons = scraper.scrape(source(100_000, 1000 + number), lake())
+    assert lags.receive is not None
+    assert lags.receive.seconds > 60
+    assert reasons == []
+
+
+def test_a_large_transaction_that_is_being_received_is_movement(scraper: Scraper) -> None:
+    for number in range(10):
+        held = Announcement(1, 1000 * number, 5, Lsn(1000), NOW)
+        _, reasons = scraper.scrape(source(100_000, 1000), lake(in_progress=held))
+    assert reasons == []
+
+
+def test_a_dead_sync_is_not_ready_from_the_first_scrape_on(scraper: Scraper) -> None:
+    """The process of the metrics was started after the sync had died."""
+    dead = source(2000, None, active=False)
+    lags, reasons = scraper.scrape(dead, lake(ago=7200))
+    assert lags.receive == StageLag(1000, 7200)
+    assert reasons == ["nothing was received for 7200 s, and the source has 1000 more bytes of WAL"]
+
+
+def test_a_pause_between_two_runs_counts_from_the_first_wal_that_waits(scraper: Scraper) -> None:
+    between = source(1000, None, active=False)
+    for _ in range(3):
+        lags, _ = scraper.scrape(between, lake(ago=7200))
+    assert lags.receive == StageLag(0, 0)
+    lags, reasons = scraper.scrape(replace(between, flush_lsn=Lsn(1100)), lake(ago=7200))
+    assert (lags.receive, reasons) == (StageLag(100, 0), [])
+
+
+def test_a_receiver_whose_position_our_role_may_not_see_counts_as_level(scraper: Scraper) -> None:
+    """Without pg_read_all_stats, only the log's position is known. WAL of other tables moves it in large steps."""
+    for number in range(10):
+        lags, reasons = scraper.scrape(source(1000 + 10 * number, None), lake())
+        assert (lags.receive, reasons) == (StageLag(10 * number, 0), [])
+    beyond = 1000 + Limits.foreign_wal_bytes + 1
+    found = [scraper.scrape(source(beyond, None), lake()) for _ in range(6)]
+    assert found[-1][1] != []
+
+
+def test_a_transaction_that_waits_in_the_log_is_not_ready(scraper: Scraper) -> None:
+    waits = lake(1000, 600, pending={T: (700, 90)}, ago=500)
+    lags, reasons = scraper.scrape(source(), waits)
+    assert lags.publish == lags.apply == StageLag(300, 90)
+    assert lags.tables == {"public.t": StageLag(300, 90), "public.u": StageLag(0, 0)}
+    assert reasons == ["a transaction in the log has waited for 90 s, and no new consistent point was published"]
+    _, reasons = scraper.scrape(source(), replace(waits, paused=True))
+    assert reasons[0].endswith("was published: apply is paused")
+
+
+def test_points_that_follow_each_other_are_movement(scraper: Scraper) -> None:
+    for number in range(10):
+        _, reasons = scraper.scrape(source(), lake(1000, 600 + number, pending={T: (700, 900)}, ago=500))
+        # Before the second point nothing shows movement: the first point is old.
+        assert bool(reasons) == (number == 0)
+    _, reasons = Scraper().scrape(source(), lake(1000, 600, pending={T: (700, 900)}, ago=5))
+    assert reasons == [], "the point is young"
+
+
+def test_a_table_that_catches_up_delays_apply_and_not_publish(scraper: Scraper) -> None:
+    found = lake(pending={T: (700, 90)})
+    late = tuple(replace(one, state=TableState.CATCHING_UP) if one.name == T else one for one in found.status.tables)
+    lags, reasons = scraper.scrape(source(), replace(found, status=replace(found.status, tables=late)))
+    assert (lags.apply, lags.publish, reasons) == (StageLag(300, 90), StageLag(0, 0), [])
+
+
+@pytest.mark.parametrize(
+    ("of_source", "of_lake", "reason"),
+    [
+        (replace(source(), slot=None), lake(), "the slot does not exist"),
+        (source(wal_status="lost"), lake(), "the slot is lost"),
+        (source(), lake(1000, None), "no consistent point was published yet"),
+    ],
+    ids=["missing slot", "lost slot", "no point"],
+)
+def test_without_slot_or_point_replication_is_not_ready(
+    scraper: Scraper, of_source: SourceReading, of_lake: LakeReading, reason: str
+) -> None:
+    assert reason in scraper.scrape(of_source, of_lake)[1]
+
+
+def test_lags_need_the_source(scraper: Scraper) -> None:
+    assert scraper.scrape(None, lake())[0] == Lags()
+    only = scraper.scrape(source(), None)[0]
+    assert (only.receive, only.publish) == (StageLag(0, 0), None)
+
+
+def test_positions_of_a_long_outage_take_bounded_memory(scraper: Scraper) -> None:
+    for number in range(5000):
+        lags, _ = scraper.scrape(source(2000 + number, 1000), lake(now=NOW + timedelta(0)))
+    assert len(scraper.movement._samples) <= 2001
+    assert lags.receive == StageLag(5999, 15 * 4999)
