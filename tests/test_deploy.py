@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import click
@@ -30,6 +31,7 @@ DEPLOY = Path(__file__).parent.parent / "deploy"
 PROJECT = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
 COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())
 UNIT = (DEPLOY / "systemd/pgcdc@.service").read_text()
+METRICS_UNIT = (DEPLOY / "systemd/pgcdc-metrics@.service").read_text()
 MANIFESTS = {
     f"{found['kind']}/{found['metadata']['name']}": found
     for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -62,7 +64,10 @@ def commands() -> Iterator[list[str]]:
             yield container["args"]
             for probe in ("readinessProbe", "livenessProbe"):
                 yield container.get(probe, {}).get("exec", {}).get("command", [])
-    yield shlex.split(re.findall(r"^ExecStart=/opt/pgcdc/bin/(.+)$", UNIT, re.MULTILINE)[0])
+    for unit in (UNIT, METRICS_UNIT):
+        (command,) = re.findall(r"^ExecStart=/opt/pgcdc/bin/(.+)$", unit, re.MULTILINE)
+        values = dict(re.findall(r"^Environment=(\w+)=(\S+)$", unit, re.MULTILINE))
+        yield shlex.split(Template(command).substitute(values))
 
 
 def settings_env() -> dict[str, str]:
@@ -135,7 +140,7 @@ def test_grace_periods_exceed_the_time_that_a_run_needs_to_end() -> None:
 def test_secrets_reach_only_services_that_need_them() -> None:
     secret = {"PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     has = {name for name, one in ours().items() if secret & set(one.get("environment", {}))}
-    assert has == {"setup", "code", "spark-worker"}
+    assert has == {"setup", "code", "metrics", "spark-worker"}
     for one in COMPOSE["services"].values():
         for name, value in one.get("environment", {}).items():
             if re.search("PASSWORD|KEY|CREDENTIAL|IDENTITY", name):
@@ -179,13 +184,25 @@ def test_pods_have_only_the_connections_that_they_need() -> None:
     (denied,) = [policy for policy in POLICIES if not policy["podSelector"] and len(policy["policyTypes"]) == 2]
     assert denied == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     assert set(labels()) == {"code", "webserver", "daemon", "run"}
-    assert ports("ingress") == {"code": {4000}, "webserver": set(), "daemon": set(), "run": set()}
+    assert ports("ingress") == {"code": {4000, 9187}, "webserver": set(), "daemon": set(), "run": set()}
     work, dagster = {53, 5432, 443}, {53, 4000, 5432, 443, 6443}
     assert ports("egress") == {"code": work, "run": work, "webserver": dagster, "daemon": dagster}
-    (answers,) = [rule for policy in POLICIES for rule in policy.get("ingress", [])]
+    answers, scraped = [rule for policy in POLICIES for rule in policy.get("ingress", [])]
     assert [selected(one["podSelector"]) for one in answers["from"]] == [{"webserver", "daemon"}]
+    assert (list(scraped["from"][0]), scraped["ports"][0]["port"]) == (["namespaceSelector"], 9187)
     kustomization = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())
     assert "network.yaml" in kustomization["resources"]
+
+
+def test_metrics_run_beside_the_sync_and_do_not_make_its_pod_unready() -> None:
+    (container,) = [one for one in pods()["Deployment/code"]["containers"] if one["name"] == "metrics"]
+    assert "readinessProbe" not in container
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    service = COMPOSE["services"]["metrics"]
+    assert service["ports"] == ["127.0.0.1:9187:9187"]
+    assert "PGCDC_SOURCE" in service["environment"]
+    hardened = re.findall(r"^(?:Protect|Restrict|NoNew|Capab|Private|Lock|SystemCall)\S+$", UNIT, re.MULTILINE)
+    assert set(hardened) <= set(METRICS_UNIT.splitlines())
 
 
 def test_tags_of_a_run_cannot_change_its_pod() -> None:
