@@ -8,6 +8,7 @@ from typing import Any
 
 from pgcdc_assets.checks.health import TableFacts, error
 from pgcdc_assets.checks.pending import Pending
+from pgcdc_assets.checks.problemcodes import ProblemCode
 from pgcdc_assets.checks.proof import Proof
 from pgcdc_assets.checks.status import Status
 from pgcdc_assets.core.lsn import Lsn
@@ -70,6 +71,6 @@ def full_lake() -> LakeReading:
         pending={T: (900, 4)},
         in_progress=Announcement(2, 5000, 9, Lsn(600), datetime.now(UTC) - timedelta(seconds=30)),
         prepared=(prepared,),
-        problems=(error("slot", "is odd", "mend it"),),
+        problems=(error(ProblemCode.SLOT_LOST, "slot", "is odd", "mend it"),),
         last={"sync": Outcome(NOW - timedelta(hours=5)), "maintenance": Outcome(None, failed)},
     )
