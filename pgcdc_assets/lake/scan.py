@@ -94,13 +94,13 @@ def _needed(filter: pc.Expression, rows: pa.Table, names: list[str]) -> list[str
 
 def _known(group: RowGroup, field: pa.Field) -> pc.Expression:
     """What the file's statistics say of a column's values. Floating-point columns are left out: no bound has NaN."""
-    bounds = None if pa.types.is_nested(field.type) or pa.types.is_floating(field.type) else group.bounds(field.name)
-    if bounds is None:
+    if pa.types.is_nested(field.type) or pa.types.is_floating(field.type):
+        return pc.scalar(True)
+    try:
+        bounds = group.bounds(field.name)
+        low, high = (pa.scalar(bound, field.type) for bound in bounds or ())
+    except (pa.ArrowException, TypeError, ValueError):
+        # There are no bounds, or the file has another type than the table.
         return pc.scalar(True)
     column = pc.field(field.name)
-    try:
-        low, high = (pa.scalar(bound, field.type) for bound in bounds)
-    except (pa.ArrowException, TypeError, ValueError):
-        # The file has another type than the table.
-        return pc.scalar(True)
     return ((column >= low) | column.is_null()) & ((column <= high) | column.is_null())

@@ -20,6 +20,11 @@ DRIVER_MEMORY: Final = "2g"
 """Heap of the driver. The tasks' Arrow memory is outside the heap."""
 PYTHON: Final = "spark.pyspark.python"
 ARCHIVES: Final = "spark.archives"
+SNAPSHOTS: Final = {
+    # The defaults suit tables of thousands of files: 50 partitions cost seconds at every commit and first read.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.databricks.delta.snapshotCache.storageLevel": "MEMORY_ONLY",
+}
 UNPACKED: Final = "pgcdc_env"
 """The folder in an executor's working directory in which Spark unpacks the archive."""
 
@@ -37,9 +42,7 @@ def configuration(settings: Settings) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} -XX:-UsePerfData",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
-        # The defaults suit tables of thousands of files: 50 partitions cost seconds at every commit.
-        "spark.databricks.delta.snapshotPartitions": "2",
-        "spark.databricks.delta.snapshotCache.storageLevel": "MEMORY_ONLY",
+        **SNAPSHOTS,
     }
     if is_local(master):
         base |= {**_LOOPBACK, "spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}

@@ -19,7 +19,7 @@ from pgcdc_assets.core.layout import LOCAL
 from pgcdc_assets.core.settingvalues import is_local
 from pgcdc_assets.errors import LakeError, MachineError, SparkDied
 from pgcdc_assets.settings import LOCAL_MASTER, Settings
-from pgcdc_assets.spark.configuration import EXTENSION, configuration, reading, worker_python
+from pgcdc_assets.spark.configuration import EXTENSION, SNAPSHOTS, configuration, reading, worker_python
 from pgcdc_assets.spark.executors import await_executors, cores
 from pgcdc_assets.spark.jars import java_command
 
@@ -80,7 +80,7 @@ def delta_session(options: Mapping[str, str] | None = None) -> SparkSession:
     builder = SparkSession.builder
     if SparkContext._active_spark_context is None:
         java_command()
-        given = {"spark.app.name": "pgcdc_reader", "spark.master": LOCAL_MASTER, **(options or {})}
+        given = {"spark.app.name": "pgcdc_reader", "spark.master": LOCAL_MASTER, **SNAPSHOTS, **(options or {})}
         for key, value in {**given, **reading(given["spark.master"])}.items():
             builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
