@@ -44,7 +44,9 @@ def _row(number: int, at: datetime = FIRST, x: float | None = 1.5, amount: str =
     return {"id": number, "name": f"name {number}", "amount": Decimal(amount), "at": at, "x": x, "_pgcdc_raw": None}
 
 
-ROWS_A: Final = [_row(1), _row(2, x=float("nan")), _row(3, LAST, None), _row(4, amount="-2.25"), _row(5)]
+ROWS_A: Final = [
+    _row(1), _row(2, x=float("nan")), _row(3, LAST, None), _row(4, amount="-2.25") | {"name": None}, _row(5),
+]  # fmt: skip
 ROWS_B: Final = [
     *({"full name" if name == "name" else name: value for name, value in row.items()} | {"tags": None}
       for row in ROWS_A if row["id"] not in (1, 5)),

@@ -96,7 +96,7 @@ def test_arrow_gives_the_chosen_columns_in_their_order(lake: Lake) -> None:
         (pc.field("amount") >= LARGE, [6]),
         (pc.field("amount") == Decimal("1.50"), [2, 3]),
         (pc.field("at") == pa.scalar(LAST, pa.timestamp("us", "UTC")), [3, 6]),
-        (pc.field("full name").is_null(), [6]),
+        (pc.field("full name").is_null(), [4, 6]),
         (pc.field("x").is_nan(), [2]),
         (pc.field("x") > 1, [4, 6]),
         (pc.field("tags").is_valid() | (pc.field("id") < 3), [2, 6]),
@@ -124,7 +124,7 @@ def test_a_row_group_without_matching_rows_is_not_read(lake: Lake, monkeypatch: 
     for query in queries:
         read.clear()
         assert query().to_pylist() == [{"full name": "name 3"}]
-        assert read == [["full name", "id"]], "the orders of three row groups"
+        assert read == [["full name", "id"]], "one of three row groups"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_row_group_without_matching_rows_is_not_read(lake: Lake, monkeypatch: 
         ("SELECT id FROM orders WHERE amount > 100", [6]),
         ("SELECT id FROM orders WHERE \"at\" < '1600-01-01'::timestamptz ORDER BY id", [2, 4]),
         ("SELECT id FROM orders WHERE id IN (3, 6, 9) ORDER BY id", [3, 6]),
-        ("SELECT id FROM orders WHERE \"full name\" = 'name 4'", [4]),
+        ("SELECT id FROM orders WHERE \"full name\" = 'name 3'", [3]),
         ("SELECT o.id FROM orders o JOIN \"Odd Schema\".\"Order \"\"Lines\"\"\" l ON o.id = l.id + 1", [2]),
         ("SELECT max(id) FROM orders o WHERE EXISTS (SELECT 1 FROM orders p WHERE p.id = o.id - 1)", [4]),
         ("SELECT name FROM (SHOW ALL TABLES) ORDER BY name", ['Order "Lines"', "orders"]),

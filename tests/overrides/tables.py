@@ -95,3 +95,11 @@ override("reused_version_is_read", "pgcdc_assets.lake.point:LakeAt._as_published
     lambda original: with_instead(original, "found != published", "False"),
     rule="Lake.at refuses a version that does not stand as its point says",
     test="tests/points/test_points.py::test_a_version_at_another_lsn_is_not_the_published_version")  # fmt: skip
+override("deleted_rows_are_read", "pgcdc_assets.lake.scan:MirrorScan._read",
+    lambda original: with_instead(original, "group.alive.all()", "True"),
+    rule="no reader of a point gets a deleted row",
+    test="tests/lake/test_point.py::test_each_reader_gives_all_values_of_both_points[sql]")  # fmt: skip
+override("bounds_exclude_null", "pgcdc_assets.lake.scan:_known",
+    lambda original: with_instead(original, "(column >= low) | column.is_null()", "column >= low"),
+    rule="a filter skips no row group that may have a matching row",
+    test="tests/lake/test_point.py::test_a_filter_gives_the_rows_for_which_it_is_true")  # fmt: skip
