@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 
 from pgcdc_assets import Lake
 from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
-from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
@@ -45,7 +45,7 @@ Row = Mapping[str, str | None]
 class OneTable:
     """Values are texts, as PostgreSQL writes them. Columns that are not given are NULL."""
 
-    def __init__(self, root: Path, rows: Sequence[Row] = (), table: Table = T) -> None:
+    def __init__(self, root: Path | Location, rows: Sequence[Row] = (), table: Table = T) -> None:
         self.layout, self.table, self.lake = Layout.of(root), table, Lake(root)
         create_mirror(self._mirror.path, MirrorSchema.of(table), {IDENTITY: OWNER.app_id()}, self.layout.root)
         report = self._written(rows, [COPIED] * len(rows))
