@@ -18,7 +18,7 @@ from pgcdc_assets.core.names import quoted
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import RAW
 from pgcdc_assets.lake.netchange import DELETE, INSERT, NOT_COMPARED, UPDATE
-from pgcdc_assets.lake.sqltext import SESSION, equals, literal, table_identifier, value_text
+from pgcdc_assets.lake.sqltext import SESSION, equals, literal, stored_type, table_identifier, value_text
 
 _ORDER: Final = (DELETE, UPDATE, INSERT)
 """A row that was inserted may have a unique value of a row that was deleted: delete first, insert last."""
@@ -121,11 +121,12 @@ class _Writer:
         return value_text(image[column.name], column.type), self.kinds[column.name]
 
     def _found(self, image: Mapping[str, Any] | None) -> str:
-        return " AND ".join(
-            equals(column.name, *self._text(column, image), indexed=column.attnum in self.table.key)
-            for column in self.columns
-        )
+        return " AND ".join(self._equals(column, image) for column in self.columns)
 
     def _key(self, image: Mapping[str, Any] | None) -> str:
-        keys = self.table.key_columns
-        return " AND ".join(equals(column.name, *self._text(column, image), indexed=True) for column in keys)
+        return " AND ".join(self._equals(column, image) for column in self.table.key_columns)
+
+    def _equals(self, column: Column, image: Mapping[str, Any] | None) -> str:
+        # PostgreSQL cannot compare a composite value with a literal.
+        indexed = column.attnum in self.table.key and stored_type(column.type).family != "c"
+        return equals(column.name, *self._text(column, image), indexed=indexed)

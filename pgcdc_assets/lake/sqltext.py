@@ -35,11 +35,17 @@ def literal(text: str | None) -> str:
     return "E'" + doubled.replace("\\", "\\\\") + "'" if "\\" in text else f"'{doubled}'"
 
 
+def stored_type(of: PgType) -> PgType:
+    """The base type of a domain."""
+    while of.base is not None:
+        of = of.base
+    return of
+
+
 def value_text(value: Any, of: PgType) -> str | None:
     """A mirror's value as text that the type's input function reads as the same value. For types that the mirror stores
     as text, and for arrays of these, it is also the text that the type's output function writes."""
-    while of.base is not None:
-        of = of.base
+    of = stored_type(of)
     match value:
         case None:
             return None

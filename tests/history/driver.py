@@ -175,7 +175,8 @@ def _read(at: Project, written: int) -> None:
     for spec in at.specs:
         name = TableName(spec.schema, spec.name)
         listed = sorted({lsn for lsn, versions in points if spec.title in versions})
-        keys = [column.name for column in spec.key] if spec.form in ("primary", "full", "index") else []
+        parts = [column.name for column in spec.key] + ["region"] * spec.partitioned
+        keys = parts if spec.form in ("primary", "full", "index") else []
         for _ in range(2):
             a, b = chance.choice(listed), chance.choice(listed)
             assert_net_change(at.journal, spec.title, lake.diff(name, a, b), a, b, commits, keys)

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,6 +101,16 @@ def test_a_renamed_table_is_waited_for(log: ChangeLog) -> None:
     TableStates(log.layout).set(replace(T, oid=1, name=TableName("public", "former")), TableState.MOVED, START)
     batch(log, 200)
     assert not arrived(log, 250)
+
+
+def test_messages_above_the_point_are_waited_for(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only if the point has messages: otherwise the settings do not ask for messages."""
+    writer_of(log)[0].advance(Lsn(300))
+    of_message = SimpleNamespace(others={"M": 1}, rows={})
+    monkeypatch.setattr(ChangeLog, "batches", lambda log, after: [of_message])
+    assert arrived(log, 300)
+    ConsistentPoints(log.layout).publish(Lsn(200), {LISTED: 1}, {LISTED: START}, messages=Lsn(200))
+    assert not arrived(log, 300)
 
 
 def test_a_note_of_the_receiver_counts_for_the_position_that_it_names(log: ChangeLog) -> None:

@@ -84,6 +84,8 @@ def test_only_rows_that_were_written_between_the_points_are_read(
     monkeypatch.setattr(rowgroups.RowGroup, "read", counted)
     assert told(at.lake.diff(NAME, 200)) == [("delete", (1000, None), None), ("insert", None, (1001, None))]
     assert {rows for rows, _ in read} == {1}, "the file of the copy is the same at both points"
+    at.turn(400, (DELETE, {"id": "7"}))
+    assert netchange._Side(version(at, 300), version(at, 400)).count == 1, "the other rows of the file stay"
 
 
 def test_a_truncate_deletes_each_row(tmp_path: Path) -> None:

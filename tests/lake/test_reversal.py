@@ -110,6 +110,9 @@ def test_undo_of_one_transaction_leaves_the_changes_of_others(tmp_path: Path) ->
     (only,) = statements(at.lake.undo(NAME, xid=299))
     assert "\"v\" = 'two' WHERE \"id\" = '2'" in only
     assert at.lake.undo(NAME, commit_lsn=299) == at.lake.undo(NAME, xid=299)
+    before = at.lake.undo(NAME, xid=299)
+    at.turn(400, (UPDATE, {"id": "2", "v": "later"}))
+    assert at.lake.undo(NAME, xid=299) == before, "the nearest point above the transaction decides"
     (only,) = statements(at.lake.undo(NAME, commit_lsn="0/C7"))
     assert "\"v\" = 'one' WHERE \"id\" = '1'" in only
 
@@ -141,6 +144,18 @@ def test_a_table_that_has_other_columns_now_is_refused(tmp_path: Path) -> None:
     at.alter(replace(T, columns=(*T.columns, Column(6, "more", TEXT))))
     with pytest.raises(LakeError, match="has other columns now"):
         at.lake.undo(NAME, 100)
+
+
+def test_composite_keys_are_compared_as_text(tmp_path: Path) -> None:
+    """PostgreSQL cannot compare a composite value with a literal."""
+    place = PgType(20000, "place", family="c")
+    columns = tuple(
+        replace(column, type=PgType(1, "d", base=place)) if column.name == "v" else column for column in T.columns
+    )
+    at = OneTable(tmp_path, [{"id": "1", "v": "(,)"}], replace(T, columns=columns, key=(1, 2)))
+    at.turn(200, (DELETE, {"id": "1", "v": "(,)"}))
+    (insert,) = statements(at.lake.undo(NAME, 100))
+    assert "\"id\" = '1' AND " + equals("v", "(,)", pa.string()) in insert
 
 
 def test_generated_columns_are_not_written(tmp_path: Path) -> None:
