@@ -11,7 +11,6 @@ import shlex
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -34,6 +33,8 @@ PORT = 5432
 """Part of the socket's file name. The server does not listen on TCP."""
 
 _SOCKET = f".s.PGSQL.{PORT}"
+_SHORT_FOLDER = Path("/tmp")
+"""Not TMPDIR: its path may be long, and another process of the project may have another TMPDIR."""
 _SOCKET_PATH_LIMIT = 100
 """The longest socket path. sun_path has room for 107 bytes and a NUL. This leaves room for the lock file's suffix."""
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_/.\-]+")
@@ -101,7 +102,7 @@ class EmbeddedServer:
         if len(os.fsencode(path)) + len(_SOCKET) < _SOCKET_PATH_LIMIT and _PLAIN_PATH.fullmatch(path):
             return self.folder
         name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"pgcdc-{os.geteuid()}-{name}"
+        return _SHORT_FOLDER / f"pgcdc-{os.geteuid()}-{name}"
 
     @property
     def conninfo(self) -> str:

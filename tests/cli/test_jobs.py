@@ -28,6 +28,6 @@ def deaf_job() -> None:
 
 @pytest.mark.long
 def test_an_interrupted_run_is_not_reported_as_a_dagster_error(shell: Shell) -> None:
-    settings = jobs.project_settings()
+    settings = jobs.project_settings(set_up=False)
     with pytest.raises(KeyboardInterrupt):
         jobs._run(settings, lambda of: deaf_job, "deaf", {}, ConsoleProgress())

@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.commit import recover_log
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.settings import Settings
+from pgcdc_assets.project import change_note, load_note
+from pgcdc_assets.settings import STATE_FOLDER, Settings
 from tests.power.images import Image
 from tests.power.supply import Supply
 from tests.power.victim import often
@@ -49,6 +50,9 @@ class Outages:
         self.done += 1
         image = self.supply.cut_during(act, self.chance, self.folder / str(self.done))
         os.chdir(self.supply.root)
+        if load_note(STATE_FOLDER).log is not None:
+            # The image is in a new folder, and the old lake is still there. Without this, it would count as a copy.
+            change_note(STATE_FOLDER, lake=self.settings.layout.root.text)
         self.lost.update(one.split(" ")[0] for one in image.lost)
         given = (f"^({self.settings.slot}|pgcdc_drain_.*)$",)
         wait_for(lambda: self.conn.execute(_RECEIVED, given).fetchone() == (0,), what="the receiver's end")
