@@ -8,8 +8,11 @@ import re
 import shutil
 import subprocess
 
+import click
 import pytest
+import yaml
 
+from pgcdc_assets.cli.main import pgcdc
 from pgcdc_assets.metrics.families import FAMILIES
 from tests.metrics.exposition import names
 from tests.metrics.rules import ALARMS, BOARD, ROOT, RULES, board_expressions
@@ -55,6 +58,19 @@ def test_panels_of_the_board_do_not_overlap() -> None:
 def test_each_alarm_has_a_section_that_explains_it() -> None:
     sections = re.findall(r"^### (\w+)$", (ROOT / "docs/alarms.md").read_text(), re.MULTILINE)
     assert sorted(sections) == sorted(ALARMS)
+
+
+@pytest.mark.parametrize("page", ["alarms.md", "metrics.md"])
+def test_commands_and_configuration_of_the_pages_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    for line in re.findall(r"`pgcdc ([^`]+)`", text):
+        words = line.replace("TABLE", "public.t").replace(":9187", "127.0.0.1:9187").split()
+        name, found, rest = pgcdc.resolve_command(click.Context(pgcdc), words)
+        assert found is not None, name
+        if words not in (["snapshot"], ["heal"]):
+            found.make_context(name, rest)
+    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+        assert yaml.safe_load(block) == yaml.safe_load(RULES.with_name("prometheus.yml").read_text())
 
 
 def test_each_alarm_is_tried() -> None:
