@@ -17,7 +17,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.slot.positions import flush_lsn
 
-WRITTEN = """
+_WRITTEN = """
 SELECT r.write_lsn::text FROM pg_catalog.pg_replication_slots s
 JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name = %s
 """
@@ -53,7 +53,7 @@ def positions(settings: Settings) -> Positions:
     """The present positions of this project's stream. SourceUnavailable, or LakeError."""
     layout, catalog = settings.layout, load_catalog(settings.catalog_file)
     with connect(source_of(settings), application_name=f"{APPLICATION}/positions") as conn:
-        row = conn.execute(WRITTEN, [settings.slot]).fetchone()
+        row = conn.execute(_WRITTEN, [settings.slot]).fetchone()
         # Replay is read before flush, and flush before the source's position, so that replay never seems to be ahead of
         # flush, and flush never ahead of the source.
         replayed = lowest_replayed(layout, catalog) if catalog is not None else None

@@ -14,7 +14,6 @@ from typing import Final
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.metrics.readings import LakeReading, SourceReading
 
 WITHIN_SECONDS: Final = 60.0
@@ -120,10 +119,6 @@ class Movement:
         """For how long WAL has waited to be received: since the first scrape that saw it on the source. If no scrape
         has seen the receiver level, and no receiver is connected, since the last sign of a run."""
         samples = self._samples
-        if _unseen(source) and source.flush_lsn - received <= Limits.foreign_wal_bytes:
-            samples.clear()
-            self._level = True
-            return 0.0
         samples.append((clock, source.flush_lsn))
         while samples and samples[0][1] <= received:
             samples.popleft()
@@ -135,22 +130,16 @@ class Movement:
             return 0.0
         waited = clock - samples[0][0]
         alive = lake.alive if lake is not None else None
-        if not self._level and source.received is None and alive is not None:
+        if not self._level and alive is not None and not (source.slot and source.slot.active):
             waited = max(waited, (now - alive).total_seconds())
         return waited
 
 
 def received_lsn(source: SourceReading, lake: LakeReading | None) -> Lsn | None:
-    """Up to here everything is received. Between runs: what the log holds, or what was confirmed to the slot."""
+    """Up to here everything was received: what the lake says, or, without the lake, what was confirmed to the slot."""
     confirmed = source.slot.confirmed_flush_lsn if source.slot is not None else None
-    log = lake.log if lake is not None else None
-    return max((lsn for lsn in (source.received, log, confirmed) if lsn is not None), default=None)
-
-
-def _unseen(source: SourceReading) -> bool:
-    """Whether a receiver is connected, but our role lacks pg_read_all_stats, and so does not see its position. The log
-    then moves only with every ``foreign_wal_bytes`` of WAL that holds nothing for it."""
-    return source.received is None and source.slot is not None and source.slot.active
+    complete = lake.complete if lake is not None else None
+    return max((lsn for lsn in (complete, confirmed) if lsn is not None), default=None)
 
 
 def _unpublished(lake: LakeReading, now: datetime) -> float:

@@ -14,7 +14,6 @@ from typing import Any, Final, Generic, TypeVar
 import psycopg
 
 from pgcdc_assets.checks.pending import Pending, pending
-from pgcdc_assets.checks.positions import WRITTEN
 from pgcdc_assets.checks.proof import Proof, read_proofs
 from pgcdc_assets.checks.status import LIMITS, Status, reachable, refused, status
 from pgcdc_assets.core.lsn import Lsn
@@ -22,6 +21,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import PgcdcError, SettingsError, StoreFailed
 from pgcdc_assets.flow.meter import RunCounts, read_counts
 from pgcdc_assets.flow.requests import operator_requests
+from pgcdc_assets.log.extent import complete_to
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.project import load_catalog
@@ -49,12 +49,10 @@ class SourceReading:
     """The source and its slot at one moment."""
 
     flush_lsn: Lsn
-    """The end of the source's durable WAL. Read before ``received``."""
+    """The end of the source's durable WAL."""
     slot: SlotStatus | None
     wal_limit_bytes: int | None = None
     """max_slot_wal_keep_size; None if there is no limit."""
-    received: Lsn | None = None
-    """Up to here our receiver has received; None if no receiver is connected."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,8 @@ class LakeReading:
     """Whether the lake could be reached, and is the project's own."""
     log: Lsn | None = None
     """``transform_lsn``; None without a change log."""
+    complete: Lsn | None = None
+    """The log contains every transaction up to here: ``transform_lsn``, or higher if later WAL has nothing for it."""
     log_bytes: int | None = None
     point: Point | None = None
     pending: dict[TableName, Pending] = field(default_factory=dict)
@@ -83,8 +83,7 @@ def read_source(settings: Settings) -> SourceReading:
         refuse_other_identity(settings, identity(conn, settings.slot))
         flushed, slot = flush_lsn(conn), slot_status(conn, settings.slot)
         [(limit,)] = conn.execute(_LIMIT)
-        row = conn.execute(WRITTEN, [settings.slot]).fetchone()
-        return SourceReading(flushed, slot, limit, Lsn.parse(row[0]) if row and row[0] else None)
+        return SourceReading(flushed, slot, limit)
 
 
 class LakeReader:
@@ -104,13 +103,14 @@ class LakeReader:
         if not self._log.exists:
             return LakeReading(found, answers=True)
         point, segments, catalog = self._points.newest(), self._log.all_segments(), load_catalog(settings.catalog_file)
-        counts = read_counts(layout)
+        counts, position = read_counts(layout), self._log.position()
         signs = [segment.written for segment in segments]
         signs += [time for time in (point and point.at, counts and counts.written) if time]
         return LakeReading(
             status=found,
             answers=True,
-            log=self._log.position(),
+            log=position,
+            complete=complete_to(layout, position),
             log_bytes=sum(segment.size for segment in segments),
             point=point,
             pending=pending(self._log, catalog, found.tables) if catalog is not None else {},

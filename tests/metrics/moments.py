@@ -36,13 +36,13 @@ def slot(**changed: Any) -> SlotStatus:
     return SlotStatus(**values | changed)
 
 
-def source(flush: int = 1000, received: int | None = 1000, **of_slot: Any) -> SourceReading:
-    return SourceReading(Lsn(flush), slot(**of_slot), 8000, None if received is None else Lsn(received))
+def source(flush: int = 1000, **of_slot: Any) -> SourceReading:
+    return SourceReading(Lsn(flush), slot(**of_slot), 8000)
 
 
 def lake(
     log: int | None = 1000, point: int | None = 1000, *, pending: Mapping[TableName, tuple[int, float]] | None = None,
-    ago: float = 0, now: datetime = NOW, **of_status: Any,
+    complete: int | None = None, ago: float = 0, now: datetime = NOW, **of_status: Any,
 ) -> LakeReading:  # fmt: skip
     """``pending``: by table, the start of the oldest missing transaction, and how many seconds ago it committed.
     ``ago``: the age of the newest point."""
@@ -52,6 +52,7 @@ def lake(
         status=Status(None, None, None, None, **values),
         answers=True,
         log=None if log is None else Lsn(log),
+        complete=None if log is None else Lsn(complete or log),
         log_bytes=77,
         point=None if point is None else Point(Lsn(point), now - timedelta(seconds=ago), {T: 1, U: 1}, {}),
         pending={name: Pending(Lsn(start), now - timedelta(seconds=seconds))

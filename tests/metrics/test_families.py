@@ -68,7 +68,7 @@ def test_without_source_the_lake_is_shown() -> None:
 
 
 def test_without_lake_the_slot_is_shown() -> None:
-    found = samples(exposed(metrics_of(source(1000, None), None)))
+    found = samples(exposed(metrics_of(source(1000), None)))
     assert {labels[0]: value for (name, labels), value in found.items() if name == "pgcdc_up"} == {
         "source": 1, "slot": 1, "lake": 0, "log": 0}  # fmt: skip
     assert found["pgcdc_slot_retained_bytes", ()] == 500
