@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 FOLLOWED: Final = {
+    "run the command in the Dagster project, name the component's folder below `defs`, and set the variables that its file reads": "tests/cli/test_dagsterproject.py::test_settings_are_those_of_the_component",
     "read one of the two alone": "tests/lake/test_point.py::test_tables_whose_names_differ_by_case_are_not_views_together",
     "run `pgcdc setup`": "tests/cli/test_advice.py::test_a_command_succeeds_after_its_advice_was_followed",
     "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew": "tests/cli/test_teardown.py::test_a_missing_publication_gets_the_same_advice_from_every_command",
@@ -39,6 +40,8 @@ FOLLOWED: Final = {
 """Advice, and the test that follows the advice and then sees the command succeed."""
 
 WAIT: Final = (
+    "try again: maintenance may have replaced a file",
+    "see `pgcdc status`; only a running `pgcdc follow`, `pgcdc up` or `pgcdc sync` brings changes",
     "wait until the server has started, then run again",
     "make room on the source, then run again",
     "leave the source more memory, then run again",
@@ -163,6 +166,8 @@ SOURCE: Final = (
 """Advice for which the owner of the source changes the source. The check that failed then reads the source again."""
 
 PLACE: Final = (
+    "make room, or set `lake` to another place",
+    "choose another one with --listen",
     "set DAGSTER_HOME to a folder of this project's own, or unset it: .dagster is used then; if that project is gone, delete all partitions of the assets `change_log` and `snapshot/...` in Dagster's UI",
     "PGPASSWORD, a service file or a passfile is to hold it",
     "check PGPASSWORD, the service file or the passfile",
@@ -201,6 +206,12 @@ PLACE: Final = (
 """Advice to use a different location or different credentials. The same call is then repeated with them."""
 
 OTHERS: Final = (
+    "compare points on the same side of the change of structure",
+    "its key has changed since: take newer points",
+    "name the transaction by its commit_lsn",
+    "retention removed them, or the table was copied again: read the mirror, and go on from its point",
+    "take newer points",
+    "undo the range between these points instead",
     "read the mirrors of the children too",
     "another writer's feature is on; move the table away and copy it anew",
     "choose a range within",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 PACKAGE: Final = Path(__file__).parent.parent / "pgcdc_assets"
-_PLACES: Final = {"Finding": 3, "Problem": 3, "error": 2, "warning": 2}
+_PLACES: Final = {"Finding": 3, "Problem": 3, "error": 3, "warning": 3}
 """Calls whose advice is a positional argument."""
 _NAMES: Final = {"do", "advice", "by_hand", "install", "raised", "add"}
 """Variables, parameters and keys that hold advice."""

@@ -221,11 +221,11 @@ def _identities(facts: Facts) -> Iterator[Problem]:
         # In a publication that setup did not make, a table may never have had a replica identity, so this is a warning.
         known = frozenset() if facts.source.ours else frozenset(t.name for t in facts.tables if not t.updates_seen)
         for name in sorted(facts.source.without_identity):
-            say = warning if name in known else error
-            yield say(
-                ProblemCode.TABLE_WITHOUT_IDENTITY,
+            yield Problem(
+                "warning" if name in known else "error",
                 f"table {name}", "has no usable replica identity, so UPDATE and DELETE fail on the source",
                 "give it a primary key or REPLICA IDENTITY FULL, or take it out of the publication",
+                ProblemCode.TABLE_WITHOUT_IDENTITY,
             )  # fmt: skip
     for table in facts.tables:
         if facts.source is not None and table.name in facts.source.without_identity:
