@@ -259,6 +259,17 @@ class FeedGap(LakeError):
     """A change feed lacks changes above the requested LSN. Read the mirror at a point, and continue at its LSN."""
 
 
+class RegistryUnreachable(PgcdcError):
+    """The catalog in which mirrors are registered does not answer, or answers that it cannot serve any request."""
+
+    retryable = True
+    advice = "replication goes on; the next points try again"
+
+
+class RegistryRefused(PgcdcError):
+    """The catalog in which mirrors are registered refuses one table."""
+
+
 class CommitLost(LakeError):
     """Another writer committed first under the commit's number. Nothing was committed. A new attempt may succeed."""
 

@@ -16,6 +16,7 @@ import pydantic_settings
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     ValidationError,
@@ -33,7 +34,7 @@ from pydantic_settings import (
 
 from pgcdc_assets import projectfile
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.settingvalues import PrefixPatterns, is_known, is_local
+from pgcdc_assets.core.settingvalues import PrefixPatterns, checked_registry, is_known, is_local
 from pgcdc_assets.errors import SettingsError
 
 PREFIX = "PGCDC_"
@@ -164,6 +165,8 @@ class Settings(BaseSettings):
     aside until the operator asks for the copy."""
     spark: dict[str, str] = Field(default_factory=lambda: {MASTER: LOCAL_MASTER})
     """``master``, ``archive`` (from ``pgcdc pack``, for the executors of a cluster), and any ``spark.*`` setting."""
+    registry: Annotated[dict[str, str], AfterValidator(checked_registry)] | None = None
+    """The catalog of query engines in which mirrors are registered; docs/catalogs.md has the forms."""
     range_bytes: Size = 256 << 20
     range_seconds: float = Field(default=60, gt=0)
     batch_bytes: Size = 32 << 20
@@ -369,6 +372,7 @@ _EXAMPLES = {
     "tables": '["public.*", "-public.audit_*"]',
     "messages": '["outbox.*", "app"]',
     "spark": '{"master": "local[4]"}',
+    "registry": '{"unity": "https://unity.example.org", "catalog": "shop"}',
 }
 
 

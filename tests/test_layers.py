@@ -16,7 +16,7 @@ ORDER = [
     "core", "store", "protocol.text", "protocol", "structure", "delta",
     "source", "source.connect", "source.catalog", "source.slot", "source.stream", "source.snapshot", "source.setup",
     "log", "log.receive", "spark", "feed", "points", "mirror.net", "mirror", "mirror.delta", "lake",
-    "flow", "demo", "checks", "metrics", "defs", "cli",
+    "registry", "flow", "demo", "checks", "metrics", "defs", "cli",
 ]  # fmt: skip
 """A package may import only packages that are earlier in this list. ``demo`` and the flow do not import each other."""
 PURE = {"core", "protocol", "protocol.text", "structure", "mirror.net"}
@@ -31,6 +31,7 @@ ALLOWED = {
         "source.setup", "log.receive", "flow", "demo", "checks", "metrics", "defs", "cli", "settings", "projectfile",
         "projectsource",
     },
+    "boto3": {"registry"},
     "duckdb": {"lake", "cli"},
     "polars": {"lake", "defs"},
     "click": {"cli"},

@@ -154,6 +154,8 @@ class Facts:
     """None if the setting ``messages`` is empty."""
     last: Mapping[str, Outcome] = field(default_factory=dict)
     """The outcome of the last operation of each kind."""
+    unregistered: Mapping[str, str] = field(default_factory=dict)
+    """Why mirrors are not registered in the catalog of query engines; see :class:`RegisteredTables`."""
     two_phase: bool = False
     at_work: str | None = None
     """The process that writes to the lake, as text. The process reads the slot or will read it soon, even if the slot

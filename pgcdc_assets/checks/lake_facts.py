@@ -32,6 +32,7 @@ from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.messages import MessageFeed
 from pgcdc_assets.flow import outcomes
+from pgcdc_assets.flow.registration import RegisteredTables, place_of
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.foreigncommits import change_since
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
@@ -76,6 +77,9 @@ def with_lake(facts: Facts, settings: Settings, *, thorough: bool = True) -> tup
             facts = replace(facts, tables=tables, left=read_left(layout, catalog), untaken=untaken)
         except _UNREADABLE as error:
             unread.append(problem_of(error, "lake"))
+    if settings.registry:
+        record = RegisteredTables.read(layout)
+        facts = replace(facts, unregistered=record.failed if record.place == place_of(settings) else {})
     if settings.messages:
         facts = replace(facts, messages=_messages(layout, facts))
     try:

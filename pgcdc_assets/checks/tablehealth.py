@@ -329,10 +329,19 @@ def _last_runs(facts: Facts) -> Iterator[Problem]:
             yield Problem(severity, f"last {kind}", _words(outcome.failed), outcome.failed.do, code)
 
 
+def _unregistered(facts: Facts) -> Iterator[Problem]:
+    """A warning for each entry that the catalog of query engines lacks. Replication is not affected."""
+    for name, reason in facts.unregistered.items():
+        thing = f"entry of table {name}" if name else "registry"
+        yield warning(thing, f"is not up to date: {reason}", "see docs/catalogs.md; the next points try again")
+
+
 def _words(failed: Failure) -> str:
     what = f"{failed.thing}: {failed.what}" if failed.thing else failed.what
     where = f", at LSN {failed.lsn}" if failed.lsn else ""
     return f"(`pgcdc {failed.command}`, {failed.at:%Y-%m-%d %H:%M:%S} UTC) failed: {what}{where}"
 
 
-RULES = (_publications, _unpublished, _left, _untaken, _outside, _identities, _tables, _messages, _last_runs)
+RULES = (
+    _publications, _unpublished, _left, _untaken, _outside, _identities, _tables, _messages, _last_runs, _unregistered,
+)  # fmt: skip

@@ -169,6 +169,11 @@ class Layout:
         return self.own / "proofs.json"
 
     @property
+    def registered(self) -> Location:
+        """The file that records which mirrors are registered in a catalog of a query engine."""
+        return self.own / "registered.json"
+
+    @property
     def hold(self) -> Location:
         """The file in which a running ``verify`` asks for a consistent point at its LSN."""
         return self.own / "hold"

@@ -1,9 +1,10 @@
-"""The syntax of two settings: patterns for the prefixes of logical messages, and URLs of Spark masters."""
+"""The syntax of three settings: patterns for the prefixes of logical messages, URLs of Spark masters, and the catalog
+in which mirrors are registered."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -63,3 +64,33 @@ def is_local(master: str) -> bool:
 def on_this_host(master: str) -> bool:
     """Whether all executors must be on the driver's machine."""
     return is_local(master) or _OF_THIS_HOST.fullmatch(master) is not None
+
+
+REGISTRIES: Final = {
+    "unity": (re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?"), "the URL of its server, like https://unity.example.org"),
+    "glue": (re.compile(r"[a-z0-9-]+"), "a region of AWS, like eu-central-1"),
+    "hive": (re.compile(r"thrift://[^/@?#\s]+:\d+"), "the metastore's address, like thrift://hive.example.org:9083"),
+}  # fmt: skip
+"""The kinds of catalogs in which mirrors are registered, with the form of each one's address."""
+_BESIDE: Final = {
+    "catalog": (re.compile(r"[^.\s/]+"), "a name without a dot, a space and a slash"),
+    "prefix": (re.compile(r"[a-z0-9_]*"), "characters out of a-z, 0-9 and _"),
+}  # fmt: skip
+
+
+def checked_registry(given: Mapping[str, str]) -> dict[str, str]:
+    """The setting ``registry``: one key of REGISTRIES, and ``catalog`` for Unity Catalog or ``prefix`` for the others.
+    ValueError, with a message that quotes no value, because an address may contain a secret."""
+    kinds = [key for key in given if key in REGISTRIES]
+    if len(kinds) != 1:
+        raise ValueError("needs exactly one of `unity`, `glue` and `hive`")
+    beside = "catalog" if kinds == ["unity"] else "prefix"
+    if odd := [key for key in given if key not in (*kinds, beside)]:
+        raise ValueError(f"{odd[0]!r} is neither `{kinds[0]}` nor `{beside}`")
+    if beside == "catalog" and beside not in given:
+        raise ValueError("needs `catalog`: the catalog of the server, which must exist")
+    for key, value in given.items():
+        form, words = (REGISTRIES | _BESIDE)[key]
+        if not form.fullmatch(value):
+            raise ValueError(f"`{key}` must be {words}; credentials come from the environment")
+    return dict(given)

@@ -11,6 +11,7 @@ turns       carries out the turns of a run and publishes its points
 turn        one turn: applies the log to tables up to one boundary
 ranges      counts, closes and reports the ranges of a run
 messages    the feed of logical messages in a run
+registration  registers mirrors in a catalog of query engines after points
 copies      makes the snapshot copies of a run
 catalogwatch      checks the source's catalog; copies comments to the mirrors
 structurechanges  changes structures and names of mirrors after a catalog check

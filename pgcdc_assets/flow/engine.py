@@ -39,6 +39,7 @@ from pgcdc_assets.flow.outage import Outage
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.flow.ownlake import note_lake, refuse_other_lake, refuse_taken_slot
 from pgcdc_assets.flow.progress import TablesProgress
+from pgcdc_assets.flow.registration import registering
 from pgcdc_assets.flow.reports import Observer, RangeReport, SyncReport
 from pgcdc_assets.flow.requests import apply_paused, operator_requests
 from pgcdc_assets.flow.stream import LogStream, publish_new
@@ -140,7 +141,8 @@ class Engine:
             slots.usable_slot(conn, catalog.identity.slot, two_phase=self._settings.two_phase)
             work.progress.request_copy(copy_anew)
             work.progress.heal(heal)
-            report = Sync(work, self._conninfo, stream, bounds).run()
+            with registering(work):
+                report = Sync(work, self._conninfo, stream, bounds).run()
             operation.failures += [] if report.lost is None else [report.lost]
             operation.renewed += [str(copied.table) for copied in report.copied]
             return report
@@ -183,7 +185,7 @@ class Engine:
 
     def forget(self, tables: Sequence[TableName]) -> ForgetReport:
         """Delete the mirrors of tables that are no longer followed. The source is not used."""
-        with self._by_hand(OperationKind.FORGETTING) as work:
+        with self._by_hand(OperationKind.FORGETTING) as work, registering(work):
             return forget_tables(work, tables)
 
     def _refuse_while_paused(self) -> None:

@@ -187,6 +187,7 @@ class Turns:
             self.begin_copies()
         whole = self._work.progress.publish(upto, self._work.log.position(), messages_at(self._work, upto))
         self.report_foreign_changes()
+        self._work.after_point()
         return whole
 
     def report_foreign_changes(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pgcdc_assets.core.catalog import Catalog, Identity
@@ -36,6 +37,9 @@ class Work:
     operation: Operation = field(default_factory=Operation)
     """The operation under which ``status`` reports this run."""
     meter: Meter = field(init=False)
+
+    after_point: Callable[[], None] = lambda: None
+    """Called in the run's thread after a point."""
 
     def __post_init__(self) -> None:
         self.feeds = Feeds(self.layout, self.identity)

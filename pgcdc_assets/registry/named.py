@@ -1,0 +1,109 @@
+"""A mirror as a catalog of a query engine shows it, and the contract that all such catalogs implement here.
+
+A catalog entry belongs to one mirror of one project: its property OWNER says so. Entries without this mark, or with
+another project's mark, are never changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Self
+
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.formats import reading
+from pgcdc_assets.core.layout import Layout, Location
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.log import DeltaLog
+from pgcdc_assets.errors import LakeError, RegistryRefused
+
+OWNER: Final = "pgcdc.source"
+"""The property of an entry that names the mirror: system identifier, database, slot and table of the source."""
+
+_SQL_NAMES: Final = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
+"""SQL's names of Delta types, where they differ."""
+
+
+@dataclass(frozen=True)
+class NamedColumn:
+    """A column. ``field``: the column as the ``schemaString`` of the Delta table describes it."""
+
+    field: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.field["name"])
+
+    @property
+    def comment(self) -> str | None:
+        return (self.field.get("metadata") or {}).get("comment")
+
+    @property
+    def sql_type(self) -> str:
+        """The type in SQL, like ``decimal(10,2)`` or ``array<bigint>``."""
+        return _in_sql(self.field["type"])
+
+
+@dataclass(frozen=True)
+class NamedTable:
+    """A mirror with its present columns."""
+
+    name: TableName
+    location: Location
+    columns: tuple[NamedColumn, ...]
+    comment: str | None
+    owner: str
+    """The value of OWNER."""
+
+    @classmethod
+    def of(cls, layout: Layout, identity: Identity, name: TableName) -> Self:
+        """Reads the columns from the mirror's Delta log. The newest version counts, because who opens the table by its
+        name gets the newest version."""
+        folder = layout.mirror(name)
+        newest = DeltaLog(folder, with_files=False).newest()
+        if newest is None:
+            raise LakeError("has no mirror any more", thing=f"table {name}")
+        with reading(f"schema of Delta table {folder}"):
+            columns = tuple(NamedColumn(field) for field in json.loads(newest.metadata["schemaString"])["fields"])
+        return cls(name, folder, columns, newest.metadata.get("description"), owner(identity, name))
+
+
+class Registry(Protocol):
+    """A catalog in which mirrors are registered. Every call may be repeated.
+
+    RegistryUnreachable: the catalog does not answer, so calls for other tables would fail too. RegistryRefused: the
+    catalog refuses this table. Both messages contain names only, never credentials."""
+
+    def put(self, table: NamedTable) -> None:
+        """Register the table, or change its entry if location, columns or comment differ. RegistryRefused if the name
+        belongs to an entry of another owner."""
+
+    def remove(self, name: TableName, owner: str) -> None:
+        """Remove the table's entry, unless it has another owner. No data is deleted."""
+
+    def close(self) -> None:
+        """Release the connection."""
+
+
+def owner(identity: Identity, name: TableName) -> str:
+    return identity.app_id(str(name))
+
+
+def refuse_other(properties: Mapping[str, str] | None, table: NamedTable, entry: str) -> None:
+    """Raise RegistryRefused if the entry that has the table's name is not this mirror's own."""
+    if (properties or {}).get(OWNER) != table.owner:
+        raise RegistryRefused(
+            f"the name {entry} is taken by a table that this project did not register", thing=f"table {table.name}",
+            do="rename or drop that entry, or set another `catalog` or `prefix` in `registry`",
+        )  # fmt: skip
+
+
+def _in_sql(of: Any) -> str:
+    if isinstance(of, str):
+        return _SQL_NAMES.get(of, of)
+    if of["type"] == "array":
+        return f"array<{_in_sql(of['elementType'])}>"
+    if of["type"] == "map":
+        return f"map<{_in_sql(of['keyType'])},{_in_sql(of['valueType'])}>"
+    parts = ",".join(f"{field['name']}:{_in_sql(field['type'])}" for field in of["fields"])
+    return f"struct<{parts}>"
