@@ -1,6 +1,6 @@
 """Registers mirrors in the Glue Data Catalog of AWS. Credentials and endpoint come from the environment, as boto3 reads
-them. The entries are those that Spark and Trino write for Delta tables: Athena, Trino, Redshift Spectrum and Spark read
-the columns from the Delta log, and the entry's columns are for people who browse the catalog."""
+them. The entries have the form that Spark and Trino write for Delta tables. These engines read the columns from the
+Delta log. The entry's columns are for people who browse the catalog."""
 
 from __future__ import annotations
 

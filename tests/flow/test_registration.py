@@ -33,8 +33,11 @@ def _register(rig: Rig, url: str) -> Rig:
 
 
 def _columns(unity: Served, name: str) -> list[str] | None:
+    """The names of the entry's columns, without the mirror's own columns."""
     found = unity.table(name)
-    return None if found is None else [one["name"] for one in found["columns"]]
+    return None if found is None else [
+        one["name"] for one in found["columns"] if not one["name"].startswith("_pgcdc")
+    ]  # fmt: skip
 
 
 def _warnings(rig: Rig) -> list[str]:

@@ -79,7 +79,7 @@ def unity_server() -> Iterator[Served]:
             self._answer(status, {"error_code": code, "message": message, "details": []})
 
         def _serve(self) -> None:
-            path = unquote(self.path.removeprefix(API))
+            path = unquote(self.path.removeprefix(API).partition("?")[0])
             size = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(size)) if size else {}
             served.tokens.add(self.headers.get("Authorization"))
