@@ -20,6 +20,7 @@ class ProblemCode(StrEnum):
     LAKE_LOCKED = "lake_locked"
     OPERATION_FAILED = "operation_failed"
     RANGE_KEY_ODD = "range_key_odd"
+    REGISTRY_BEHIND = "registry_behind"
     # The source
     SOURCE_UNREACHABLE = "source_unreachable"
     SOURCE_WAL_LEVEL = "source_wal_level"

@@ -333,7 +333,8 @@ def _unregistered(facts: Facts) -> Iterator[Problem]:
     """A warning for each entry that the catalog of query engines lacks. Replication is not affected."""
     for name, reason in facts.unregistered.items():
         thing = f"entry of table {name}" if name else "registry"
-        yield warning(thing, f"is not up to date: {reason}", "see docs/catalogs.md; the next points try again")
+        do = "see docs/catalogs.md; the next points try again"
+        yield warning(ProblemCode.REGISTRY_BEHIND, thing, f"is not up to date: {reason}", do)
 
 
 def _words(failed: Failure) -> str:
