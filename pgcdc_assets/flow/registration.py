@@ -192,7 +192,7 @@ class Registration:
         for reason in sorted({*ended.failed.values()} - {*self._record.failed.values()}):
             say(f"a catalog entry was not made: {reason}")
         if ended.done:
-            say(f"{len(ended.done)} tables are up to date in the catalog")
+            say(f"catalog entries that were made or checked: {len(ended.done)}")
         self._not_before = time.monotonic() + AGAIN_SECONDS if ended.failed else 0.0
         self._record = replace(self._record, tables=tables, failed=ended.failed)
         try:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.flow.registration import RegisteredTables
-from pgcdc_assets.flow.sync import Sync
-from tests.flow.rig import Rig, T, following
+from tests.flow.rig import Rig, following
 from tests.ports import held_port
 from tests.registry.unity import Served, unity_server
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 @pytest.fixture
@@ -71,7 +68,6 @@ def test_sync_registers_tables_and_only_changes_of_structure_ask_again(rig: Rig,
     assert not _warnings(rig)
 
 
-@pytest.mark.long
 def test_catalog_that_is_down_is_a_warning_until_it_answers(rig: Rig, unity: Served) -> None:
     _register(rig, f"http://127.0.0.1:{held_port()}").started()
     rig.assert_equal()
@@ -81,7 +77,6 @@ def test_catalog_that_is_down_is_a_warning_until_it_answers(rig: Rig, unity: Ser
     assert not _warnings(rig)
 
 
-@pytest.mark.long
 def test_follow_mode_goes_on_while_the_catalog_hangs(rig: Rig, unity: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that is not answered holds up no turn."""
     asked, answer = threading.Event(), threading.Event()
@@ -101,31 +96,7 @@ def test_follow_mode_goes_on_while_the_catalog_hangs(rig: Rig, unity: Served, mo
         answer.set()
 
 
-@pytest.mark.long
-def test_registered_tables_are_recorded_where_a_killed_run_left_them(
-    rig: Rig, unity: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that fails records nothing after its end. The next run registers what is missing, and nothing twice."""
-    _register(rig, unity.url)
-    rig.setup()
-
-    def fail(_: Sync) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Sync, "summary", fail)
-        with pytest.raises(KeyboardInterrupt):
-            rig.sync()
-    rig.sync()
-    assert RegisteredTables.read(rig.settings.layout).tables.keys() == {T, TableName("public", "u")}
-    posts = [one for one in unity.requests if one == "POST /tables"]
-    before = len(posts)
-    rig.sync()
-    assert len([one for one in unity.requests if one == "POST /tables"]) == before
-
-
-@pytest.mark.long
-def test_polars_reads_a_registered_table_by_its_name(rig: Rig, unity: Served, tmp_path: Path) -> None:
+def test_polars_reads_a_registered_table_by_its_name(rig: Rig, unity: Served) -> None:
     polars = pytest.importorskip("polars")
     _register(rig, unity.url).started()
     catalog = polars.Catalog(unity.url, require_https=False)
