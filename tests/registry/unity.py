@@ -96,6 +96,9 @@ def unity_server() -> Iterator[Served]:
                     return self._wrong(404, "CATALOG_NOT_FOUND", "Catalog not found")
                 served.schemas.add(f"shop.{body['name']}")
                 return self._answer(200, body)
+            if what == "temporary-table-credentials":
+                # A local folder needs no credentials.
+                return self._answer(200, {"expiration_time": None})
             if what == "tables" and name in served.tables:
                 if self.command == "DELETE":
                     del served.tables[name]
@@ -114,7 +117,8 @@ def unity_server() -> Iterator[Served]:
             for column in body["columns"]:
                 json.loads(column["type_json"])
                 column["type_text"] = column["type_text"].lower()
-            served.tables[full] = body | {"table_id": str(len(served.requests))}
+            more = {"created_at": 0, "created_by": None, "updated_at": 0, "updated_by": None, "owner": None}
+            served.tables[full] = {"comment": None, **body, **more, "table_id": str(len(served.requests))}
             return self._answer(200, served.tables[full])
 
         do_GET = do_POST = do_DELETE = _serve  # noqa: N815
