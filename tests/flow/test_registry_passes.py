@@ -160,7 +160,7 @@ def test_catalog_that_is_down_is_asked_once_in_a_minute(
 ) -> None:
     catalog.down = True
     now = [1000.0]
-    monkeypatch.setattr(registration.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("pgcdc_assets.flow.registration.time.monotonic", lambda: now[0])
     points = Registration(run.work, {"glue": "x"})
     points.after_point()
     assert points._thread is not None
