@@ -166,13 +166,11 @@ class Registration:
         return found
 
     def _gone(self) -> dict[TableName, str]:
-        """The registered tables whose mirrors were deleted."""
-        newest = self._work.progress.points.newest()
-        listed = {} if newest is None else newest.tables
+        """The registered tables whose mirrors were deleted. The newest point may still list them."""
         found = {}
-        for name in self._record.tables.keys() - listed.keys():
+        for name in self._record.tables:
             with contained():
-                if not self._work.target.keeps(name):
+                if name not in self._work.progress and not self._work.target.keeps(name):
                     found[name] = owner(self._work.identity, name)
         return found
 

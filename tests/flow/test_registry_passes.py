@@ -54,7 +54,7 @@ class Catalog:
 
 @dataclass
 class Run:
-    """A fake run: tables that the newest point lists, and mirrors that exist."""
+    """A fake run: tables that are followed, and mirrors that exist. The newest point lists T and U."""
 
     settings: Settings
     tables: dict[TableName, Table]
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def work(self) -> Work:
-        newest = SimpleNamespace(tables=dict.fromkeys(self.tables, 1))
+        newest = SimpleNamespace(tables={T: 1, U: 1})
         progress = _Progress({name: SimpleNamespace(table=table) for name, table in self.tables.items()})
         progress.points = SimpleNamespace(newest=lambda: newest)
         return cast("Work", SimpleNamespace(
