@@ -40,6 +40,8 @@ FOLLOWED: Final = {
 """Advice, and the test that follows the advice and then sees the command succeed."""
 
 WAIT: Final = (
+    "replication goes on; the next points try again",
+    "see docs/catalogs.md; the next points try again",
     "try again: maintenance may have replaced a file",
     "see `pgcdc status`; only a running `pgcdc follow`, `pgcdc up` or `pgcdc sync` brings changes",
     "wait until the server has started, then run again",
@@ -166,6 +168,9 @@ SOURCE: Final = (
 """Advice for which the owner of the source changes the source. The check that failed then reads the source again."""
 
 PLACE: Final = (
+    "create it there",
+    "install it: pip install 'pgcdc_assets[glue]'",
+    "rename or drop that entry, or set another `catalog` or `prefix` in `registry`",
     "make room, or set `lake` to another place",
     "choose another one with --listen",
     "set DAGSTER_HOME to a folder of this project's own, or unset it: .dagster is used then; if that project is gone, delete all partitions of the assets `change_log` and `snapshot/...` in Dagster's UI",

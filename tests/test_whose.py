@@ -17,13 +17,14 @@ from pgcdc_assets.source.snapshot.reading import INTERRUPTED
 WAITS = {"CopyBlocked", "CopyOutdated", "RightLacking"}
 ASIDE = {
     "LakeError", "CommitLost", "TornLog", "MergeMismatch", "NotRepairable",
-    "ProtocolError", "IdentityMismatch", "SourceFailed",
+    "ProtocolError", "IdentityMismatch", "SourceFailed", "NotReached", "FeedGap",
 }  # fmt: skip
 ALL = {
     "PgcdcError", "UsageError", "SettingsError", "WrongSource", "BadRange", "RangeGap", "UnknownTable", "SetupNeeded",
     "MachineError", "StoreFailed", "UnknownFormat", "LockHeld", "LeaseLost", "SourceUnavailable", "SourceNotReady",
     "SetupRefused", "SlotMissing", "SlotLost", "SlotActive", "SlotAhead", "PreparedLost", "LogAhead",
     "WrongLake", "WrongInstance", "EmptyPublication", "LogCorrupt", "LogConflict", "ReceiverDied", "SparkDied",
+    "RegistryUnreachable", "RegistryRefused",
 }  # fmt: skip
 
 

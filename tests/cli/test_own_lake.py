@@ -31,8 +31,9 @@ COMMANDS = (
     ["up"], ["code-server"], ["until", "--current"], ["pause", "apply"], ["resume", "apply"], ["positions"],
     ["teardown", "--yes"], ["teardown", "--lake", "--forget", "--yes"], ["sql", "FROM t"],
 )  # fmt: skip
-WITHOUT_A_LAKE = {"pack", "demo"}
-"""Commands that use no lake of the project: ``demo`` creates its own project in a new folder."""
+WITHOUT_A_LAKE = {"pack", "demo", "metrics"}
+"""Commands that use no lake of the project, and ``metrics``: ``demo`` creates its own project in a new folder, and
+``metrics`` reports another lake as ``pgcdc_up{part="lake"} 0``."""
 
 
 @pytest.fixture
