@@ -40,6 +40,7 @@ def test_a_page_is_short(page: str) -> None:
     assert len((DOCS / page).read_text().split()) < WORDS
 
 
+@pytest.mark.long
 def test_wait_diff_history_and_undo(orders: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert orders.settings.source is not None
     monkeypatch.setenv("PGCDC_SOURCE", orders.settings.source)

@@ -63,6 +63,7 @@ def test_python_snippets_give_what_the_page_says(project: Path) -> None:
     assert found["now"].lsn == found["same"].lsn == found["point"].lsn
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_spark_snippet_gives_what_the_page_says(project: Path, spark: SparkSession) -> None:
     found = _ran(spark=True)

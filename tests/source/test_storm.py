@@ -89,7 +89,8 @@ def stormy(database: Database, root: Path) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [4, 60])
 def test_ddl_storm_hardly_delays_the_application(database: Database, tmp_path: Path, seconds: int) -> None:
     told: list[str] = []
     with stormy(database, tmp_path):
