@@ -2,7 +2,7 @@
 
 It follows https://github.com/unitycatalog/unitycatalog/blob/main/api/all.yaml and answers as the open-source server
 does, including the texts that it rewrites. With PGCDC_TEST_UNITY, the URL of a real server that has a catalog ``shop``,
-the tests use that server instead."""
+the tests use that server instead, and delete all schemas of this catalog."""
 
 from __future__ import annotations
 
