@@ -238,6 +238,11 @@ class Settings(BaseSettings):
             except ProgrammingError:
                 # libpq's own message would quote the given text, with the password.
                 raise ValueError(f"{projectfile.NO_SOURCE}; {projectfile.SOURCE_FORM}") from None
+            if not set(str(given.get("port", ""))) <= set("0123456789,"):
+                raise ValueError("has a port that is no number")
+            if "://" in value and "@" in f"{given.get('host', '')}{given.get('dbname', '')}":
+                # Otherwise a part of the password would be taken for a host or database, and shown in messages.
+                raise ValueError("has an `@` in its host or database; write @ and / of a password as %40 and %2F")
             if "replication" in given:
                 # Only some of our connections are replication connections.
                 raise ValueError("sets `replication`, which pgcdc sets for each connection itself; remove it there")

@@ -280,3 +280,31 @@ def test_source_that_sets_replication_is_refused(source: str, monkeypatch: pytes
     monkeypatch.setenv("PGCDC_SOURCE", source)
     with pytest.raises(SettingsError, match=r"setting `source`: sets `replication`, which pgcdc sets .*; remove it"):
         Settings.load()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "postgresql://owner:Gehe@1m@db.example.org/shop",
+        "postgresql://owner:12/Gehe1m@db.example.org/shop",
+        "host=db port=Gehe1m",
+    ],
+)
+def test_source_whose_password_would_be_taken_for_another_part_is_refused(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages name host, port and database."""
+    monkeypatch.setenv("PGCDC_SOURCE", source)
+    with pytest.raises(SettingsError, match=r"setting `source`: has an? (`@`|port)") as raised:
+        Settings.load()
+    assert "Gehe" not in str(raised.value)
+    assert "1m" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["postgresql://owner:a%40b%2Fc@h1:5432,h2:5433/shop", "host=db dbname=a@b", "postgresql:///shop?host=/tmp/sockets"],
+)
+def test_source_with_an_escaped_password_or_an_odd_name_is_taken(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCDC_SOURCE", source)
+    assert Settings.load().source == source

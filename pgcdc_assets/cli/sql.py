@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pgcdc_assets.cli.arguments import PointType
-from pgcdc_assets.cli.console import say
+from pgcdc_assets.cli.console import say, visible
 from pgcdc_assets.cli.help import examples
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.settings import Settings
@@ -46,7 +46,12 @@ def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
     try:
         point.in_duckdb(wanted, lambda connection: _write(connection, wanted, form))
     except duckdb.Error as error:
-        raise click.ClickException(str(error)) from None
+        # The message may quote a row's value.
+        raise click.ClickException("\n".join(visible(line) for line in str(error).splitlines())) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise click.ClickException(f"the result cannot be written: {error.strerror}") from None
 
 
 def _write(connection: DuckDBPyConnection, query: str, form: str) -> None:

@@ -13,7 +13,7 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.log import DeltaLog
-from pgcdc_assets.errors import LakeError, UnknownTable
+from pgcdc_assets.errors import LakeError, UnknownTable, UsageError
 from pgcdc_assets.feed.messages import read_messages
 from pgcdc_assets.lake.rowhistory import RowHistory
 from pgcdc_assets.lake.scan import MirrorScan
@@ -23,7 +23,7 @@ from pgcdc_assets.points.points import Point
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
-    from duckdb import DuckDBPyConnection
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
     from polars import LazyFrame
     from pyspark.sql import DataFrame, SparkSession
 
@@ -94,7 +94,7 @@ class LakeAt:
     def sql(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> pa.Table:
         """The result of a query in DuckDB's SQL, with all tables as in :meth:`duckdb`. Raises DuckDB's own errors for
         a wrong query."""
-        return self.in_duckdb(query, lambda connection: connection.sql(query, params=parameters).to_arrow_table())
+        return self.in_duckdb(query, lambda connection: _rows(connection.sql(query, params=parameters)))
 
     def in_duckdb(self, query: str, use: Callable[[DuckDBPyConnection], Result]) -> Result:
         """The result of ``use``, which runs the query on a connection that has the tables that the query names."""
@@ -195,6 +195,12 @@ class LakeAt:
         if name not in self._point.tables:
             raise UnknownTable(f"is not in the consistent point {self.lsn}", thing=f"table {name}")
         return name
+
+
+def _rows(result: DuckDBPyRelation | None) -> pa.Table:
+    if result is None:
+        raise UsageError("has no result; write a SELECT", thing="query")
+    return result.to_arrow_table()
 
 
 class Versions(Mapping[TableName, int]):

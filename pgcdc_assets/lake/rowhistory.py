@@ -65,11 +65,21 @@ def has_key(schema: pa.Schema, key: Mapping[str, Any]) -> pc.Expression:
     conditions = []
     for name, value in key.items():
         kind = schema.field(feed_name(name)).type
-        try:
-            conditions.append(pc.field(feed_name(name)) == pa.scalar(value, kind))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            raise UsageError(f"the key's value of {name} is not a value of type {kind}") from None
+        conditions.append(pc.field(feed_name(name)) == key_scalar(name, value, kind))
     return reduce(lambda left, right: left & right, conditions)
+
+
+def key_scalar(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
+    """A key's value in the type of its column. UsageError for a value that the type cannot represent exactly, such as
+    2.5 for an integer, and for NaN and None, which equal nothing."""
+    try:
+        found = pa.scalar(value, kind)
+        exact = found.as_py() == value or (pa.types.is_floating(kind) and value == value)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        exact = False
+    if value is None or not exact:
+        raise UsageError(f"the key's value of {name} is not a value of type {kind}")
+    return found
 
 
 def row_history(feed: ChangeFeed, table: Table, key: Mapping[str, Any]) -> pa.Table:

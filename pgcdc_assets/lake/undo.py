@@ -14,7 +14,7 @@ from pgcdc_assets.errors import LakeError, UsageError
 from pgcdc_assets.feed.schema import COMMIT_LSN, OP, RAW, TRUNCATE, XID, FeedColumn, feed_columns
 from pgcdc_assets.lake.netchange import net_change
 from pgcdc_assets.lake.reversal import reversal
-from pgcdc_assets.lake.rowhistory import keyed
+from pgcdc_assets.lake.rowhistory import key_scalar, keyed
 from pgcdc_assets.lake.tableat import TableAt
 from pgcdc_assets.mirror.net.neteffect import key_numbers
 
@@ -30,6 +30,8 @@ def undo_range(earlier: TableAt, later: TableAt, key: Mapping[str, Any] | Any = 
 
 def commit_of(at: TableAt, xid: int) -> Lsn:
     """The ``commit_lsn`` of a transaction that changed the table. LakeError unless the feed contains exactly one."""
+    if type(xid) is not int:
+        raise UsageError(f"the xid {xid!r} is not an integer")
     found = {
         lsn for rows in at.feed.rows(at.feed.covered, pc.field(XID) == xid) for lsn in rows[COMMIT_LSN].to_pylist()
     }
@@ -70,10 +72,7 @@ def _with_key(change: pa.Table, key: Mapping[str, Any]) -> pa.Table:
     kept = pa.array(np.ones(change.num_rows, dtype=bool))
     for name, value in key.items():
         values = _image_values(change, name)
-        try:
-            kept = pc.and_(kept, pc.fill_null(pc.equal(values, pa.scalar(value, values.type)), False))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            raise UsageError(f"the key's value of {name} is not a value of type {values.type}") from None
+        kept = pc.and_(kept, pc.fill_null(pc.equal(values, key_scalar(name, value, values.type)), False))
     return change.filter(kept)
 
 

@@ -76,7 +76,7 @@ def duckdb_connection(mirrors: Iterable[MirrorDataset]) -> duckdb.DuckDBPyConnec
         schema = f"memory.{quoted(name.schema)}"
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}; USE {schema}")
         connection.from_arrow(mirror).create_view(name.name)
-    connection.execute("USE memory.main; SET search_path = 'main,public'")
+    connection.execute("USE memory.main; SET search_path = 'public,main'")
     return connection
 
 

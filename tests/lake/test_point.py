@@ -153,6 +153,18 @@ def test_schemas_may_have_the_names_of_duckdbs_own(tmp_path: Path) -> None:
     assert [at.sql(f'FROM memory."{schema}".t')["name"][0].as_py() for schema in schemas] == [*schemas]
 
 
+def test_a_name_without_a_schema_is_a_table_of_public(tmp_path: Path) -> None:
+    """Also beside a schema that has the name of DuckDB's own."""
+    schemas = "main", "public"
+    written_tables(Location.of(tmp_path), {TableName(schema, "t"): pa.table({"name": [schema]}) for schema in schemas})
+    assert Lake(tmp_path).at().sql("FROM t")["name"].to_pylist() == ["public"]
+
+
+def test_a_query_without_a_result_is_refused(lake: Lake) -> None:
+    with pytest.raises(UsageError, match="query: has no result"):
+        lake.at().sql("")
+
+
 def test_sql_does_not_read_variables_of_the_program(lake: Lake) -> None:
     import duckdb
 

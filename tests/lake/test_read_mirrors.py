@@ -92,6 +92,13 @@ def test_a_query_runs_at_an_lsn_or_a_time(project: Path, capfd: pytest.CaptureFi
         assert said in capfd.readouterr().err
 
 
+def test_a_value_in_an_error_has_no_control_sequence(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["sql", "SELECT (chr(27) || '[31mred')::int FROM orders"]) == 2
+    told = capfd.readouterr().err
+    assert "red" in told
+    assert "\x1b" not in told
+
+
 def test_delta_rs_refuses_mirrors_as_the_page_says(project: Path) -> None:
     point = Lake("lake").at()
     with pytest.raises(DeltaProtocolError, match=r"The table has set these reader features: \{'deletionVectors'\}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def test_history_says_from_which_lsn_on_it_is_complete(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "message"),
     [({"v": "x"}, "has the key id, and the call names v"), ("one", "the key's value of id is not a value of type"),
-     (2**40, "not a value of type int32")],
+     (2**40, "not a value of type int32"), (2.5, "not a value of type int32"), (True, "not a value of type int32"),
+     (Decimal("2.5"), "not a value of type int32"), (None, "not a value of type int32")],
 )  # fmt: skip
 def test_a_wrong_key_is_refused(tmp_path: Path, key: Any, message: str) -> None:
     at = OneTable(tmp_path, [{"id": "1"}])
