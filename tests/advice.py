@@ -112,7 +112,7 @@ COPY: Final = (
     "run `pgcdc sync`, which asks the source's catalog",
     "run `pgcdc sync`: it makes it",
     "take a newer LSN; where the newest is refused too, run `pgcdc snapshot {}`",
-    "take an LSN from before that, or copy it anew with `pgcdc snapshot {}`",
+    "take an LSN from before that, or copy it again with `pgcdc snapshot {}`",
     "the log keeps its messages: run `pgcdc sync`, and see what it says",
     "{}, or `pgcdc heal {}` once the reason has gone: its changes stay in the log until {}",
 )
@@ -135,7 +135,7 @@ SOURCE: Final = (
     "give it a primary key, or ALTER TABLE {} REPLICA IDENTITY FULL; then run `pgcdc setup`",
     "give it the new one in the same transaction, or set REPLICA IDENTITY FULL before",
     "grant the right that the message names, then run again",
-    "let publication {} publish them, then copy anew",
+    "let publication {} publish them, then copy the table again",
     "let publication {} publish truncate too",
     "let the publication publish insert",
     "let the publication publish truncate",

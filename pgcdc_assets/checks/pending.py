@@ -37,8 +37,7 @@ def pending(log: ChangeLog, catalog: Catalog, tables: Iterable[TableFacts]) -> d
         if table is not None and facts.replay_lsn is not None:
             groups.setdefault(facts.replay_lsn, []).append(table)
     found: dict[TableName, Pending] = {}
-    # The largest group, usually the followed tables, is searched first. Tables set aside long ago come last.
-    for replay_lsn, group in sorted(groups.items(), key=lambda item: -len(item[1])):
+    for replay_lsn, group in groups.items():
         found |= _above(log, replay_lsn, group)
     return found
 

@@ -39,7 +39,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
         if publication is None:
             do = COPY_ANEW if facts.slot or facts.log else "run `pgcdc setup`"
             yield error(
-                ProblemCode.PUBLICATION_MISSING, f"publication {name}", "does not exist: changes are lost meanwhile", do
+                ProblemCode.PUBLICATION_MISSING, f"publication {name}", "does not exist: changes are being lost", do
             )
     if len(present) < len(source.publications):
         # The missing publication already explains the problems of all tables.
@@ -48,9 +48,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
     if present and not published and catalog.tables:
         names = ", ".join(publication.name for publication in present)
         do = "run `pgcdc setup`" if source.ours else "add the tables back, then run `pgcdc sync`"
-        yield error(
-            ProblemCode.PUBLICATION_EMPTY, f"publication {names}", "lists no table: changes are lost meanwhile", do
-        )
+        yield error(ProblemCode.PUBLICATION_EMPTY, f"publication {names}", "lists no table: changes are being lost", do)
     elif present:
         # These tables are selected by the settings and not published at all; _unpublished reports them.
         told = source.meant - source.mirrored
@@ -90,7 +88,7 @@ def _unpublished(facts: Facts) -> Iterator[Problem]:
             yield error(
                 ProblemCode.TABLE_UNPUBLISHED,
                 f"table {name}", "is not published any more, or is another one under the same name: its changes are "
-                f"lost meanwhile{where}", add,
+                f"being lost{where}", add,
             )  # fmt: skip
         elif source.ours:
             yield warning(
@@ -153,7 +151,7 @@ def _missing(
             lacking = ", ".join(str(name) for name in sorted(storage - published))
             yield error(
                 ProblemCode.TABLE_UNPUBLISHED,
-                f"table {table.name}", f"is not published any more ({lacking}): its changes are lost meanwhile",
+                f"table {table.name}", f"is not published any more ({lacking}): its changes are being lost",
                 "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
             )  # fmt: skip
             continue
@@ -173,7 +171,7 @@ def _operations(thing: str, carriers: Sequence[PublicationFacts], *, updates: bo
             ProblemCode.PUBLICATION_LACKS_CHANGES,
             thing,
             f"is published without {kinds}",
-            f"let publication {names} publish them, then copy anew",
+            f"let publication {names} publish them, then copy the table again",
         )
     elif not any(publication.truncate for publication in carriers):
         yield warning(
@@ -314,7 +312,7 @@ def _messages(facts: Facts) -> Iterator[Problem]:
     elif found.complete_to is not None and published is not None and found.complete_to < published:
         yield error(
             ProblemCode.MESSAGES_BEHIND,
-            thing, f"stands at {found.complete_to}, below the newest consistent point {published}",
+            thing, f"is at {found.complete_to}, below the newest consistent point {published}",
             "the log keeps its messages: run `pgcdc sync`, and see what it says",
         )  # fmt: skip
 

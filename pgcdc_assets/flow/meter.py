@@ -1,4 +1,4 @@
-"""RunCounts what runs do, for ``pgcdc metrics``: rows, transactions, the times of turns, and how long commits take.
+"""Counts what runs do, for ``pgcdc metrics``: rows, transactions, the times of turns, and how long commits take.
 
 Each run adds to the counts of earlier runs, in one small file of the lake. So the counts outlive a run, and a process
 that only reads the lake can report them. A run that dies loses at most the counts of its last seconds.
@@ -55,7 +55,7 @@ class Histogram:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         counts = [int(count) for count in data["counts"]]
-        # RunCounts of other buckets cannot be continued.
+        # Counts of other buckets cannot be continued.
         return cls(counts, float(data["sum"])) if len(counts) == len(BOUNDS) + 1 else cls()
 
 
@@ -125,7 +125,7 @@ def read_counts(layout: Layout) -> RunCounts | None:
 
 
 class Meter:
-    """RunCounts for one run, which holds the lake's lock. Every method is called in the run's own thread. A file that
+    """Counts what one run does. The run holds the lake's lock, and calls every method in its own thread. A file that
     cannot be read or written stops no run."""
 
     def __init__(self, layout: Layout, log: ChangeLog, points: ConsistentPoints) -> None:
@@ -145,7 +145,7 @@ class Meter:
         return self._counts
 
     def _first(self) -> RunCounts:
-        """RunCounts that begin now. Batches that a point already has are not counted: their delay is not known."""
+        """Counts that begin now. Batches that a point already has are not counted: their delay is not known."""
         newest = self._points.newest()
         return RunCounts(datetime.now(UTC), newest.replay_lsn if newest else ZERO)
 

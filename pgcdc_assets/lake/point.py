@@ -177,14 +177,14 @@ class LakeAt:
         if (changed := self._point.changed.get(name)) is not None:
             raise LakeError(
                 f"is not what the source has: {changed}", thing=f"mirror {name}", lsn=self.lsn,
-                do=f"take an LSN from before that, or copy it anew with `pgcdc snapshot {name.shell}`",
+                do=f"take an LSN from before that, or copy it again with `pgcdc snapshot {name.shell}`",
             )  # fmt: skip
         published, version = self._point.positions[name], self._point.tables[name]
         delta = DeltaLog(self._layout.mirror(name)).at(version)
         found = own_position(delta.positions, delta.configuration.get(IDENTITY, ""), name)
         if found != published:
             raise LakeError(
-                f"version {version} stands at {found}, but the one that was published stood at {published}",
+                f"version {version} is at {found}, but the published version was at {published}",
                 thing=f"mirror {name}", lsn=self.lsn,
                 do=f"take a newer LSN; where the newest is refused too, run `pgcdc snapshot {name.shell}`",
             )  # fmt: skip

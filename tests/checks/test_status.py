@@ -223,7 +223,7 @@ def test_an_emptied_publication_is_an_error(project: Project) -> None:
         assert "is not published any more" in project.problem("table public.a")
         conn.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE b").format(name))
     both = f"publication {project.settings.publication}, {project.settings.publication}_inserts"
-    assert project.problem(both) == "lists no table: changes are lost meanwhile"
+    assert project.problem(both) == "lists no table: changes are being lost"
 
 
 def test_status_does_not_wait_for_a_locked_table(project: Project) -> None:

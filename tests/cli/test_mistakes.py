@@ -183,7 +183,7 @@ MISTAKES = (
              "\n    GRANT SELECT ON TABLE public.b TO {role};\n", "`pgcdc setup --sql`"), ("REPLICATION;",)),
     Mistake("no table", lambda r: r.sql("DROP TABLE a, b"), "setup", 1, ("has no table to mirror", "create one")),
     Mistake("dropped publication", set_up_then(lambda r: r.sql(f"DROP PUBLICATION {r.slot}")), "status", 1,
-            ("publication {slot} does not exist: changes are lost meanwhile", "run `pgcdc teardown`")),
+            ("publication {slot} does not exist: changes are being lost", "run `pgcdc teardown`")),
     Mistake("slot held", _held, "status", 1,
             ("slot {slot} is held by another process: pid", "'somebody'", "pg_terminate_backend(")),
     # Mistakes in settings.

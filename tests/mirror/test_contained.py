@@ -129,8 +129,8 @@ def test_broken_mirrors_do_not_prevent_the_turn_of_other_mirrors(pipe: Pipeline)
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_column_of_another_writer_is_left_null(pipe: Pipeline) -> None:
-    """The feed's files lack the column that another writer added. So they cannot become files of the mirror, whatever
-    kind of change they contain."""
+    """The feed's files lack the column that another writer added. So no file of the feed can become a file of the
+    mirror, also a file that contains inserts alone."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")

@@ -144,19 +144,19 @@ class Cohort:
 
     # Runs -------------------------------------------------------------------------------------------
 
-    def run(self, anew: Sequence[TableName] = ()) -> None:
-        """Runs a sync up to the newest commit, then compares all points. ``anew``: the tables to copy again."""
+    def run(self, again: Sequence[TableName] = ()) -> None:
+        """Runs a sync up to the newest commit, then compares all points. ``again``: the tables that it copies again."""
         self.stop()
         if self.power is not None:
-            image = self.power.cut(lambda: self._whole(anew))
+            image = self.power.cut(lambda: self._whole(again))
             for player in self.players:
                 player.told.append("-- power cut\n" + told(image.lost))
             self.judge.forget()
-        self._whole(anew)
+        self._whole(again)
         newest = ConsistentPoints(self.settings.layout).newest()
         for player in self.players:
-            again = [str(name) for name in anew if name.schema in player.schemas.both]
-            player.told.append(f"-- run to {newest.replay_lsn if newest else None}, copies {again} anew")
+            names = [str(name) for name in again if name.schema in player.schemas.both]
+            player.told.append(f"-- run to {newest.replay_lsn if newest else None}, copies {names} again")
         self._note(self.judge.judge())
         if self.kind.scope != "tables" and self.judge.chronicle.partial:
             # The publication, which all stories share, excludes some changes. Setup would repair only a publication of
@@ -165,8 +165,8 @@ class Cohort:
             self.judge.chronicle.announce(self.judge.chronicle.conn)
             self.judge.chronicle.committed(())
 
-    def _whole(self, anew: Sequence[TableName]) -> None:
-        run = Run(self.engine(), anew=anew)
+    def _whole(self, again: Sequence[TableName]) -> None:
+        run = Run(self.engine(), again=again)
         if not run.ended(PATIENCE):
             self.finish()
         try:
@@ -209,8 +209,8 @@ class Cohort:
 
 
 class Run:
-    def __init__(self, engine: Engine, *, follow: bool = False, anew: Sequence[TableName] = ()) -> None:
-        self._bounds, self._anew = Bounds(follow=follow), anew
+    def __init__(self, engine: Engine, *, follow: bool = False, again: Sequence[TableName] = ()) -> None:
+        self._bounds, self._again = Bounds(follow=follow), again
         self._report: SyncReport | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, args=(engine,), daemon=True)
@@ -233,7 +233,7 @@ class Run:
 
     def _work(self, engine: Engine) -> None:
         try:
-            self._report = engine.sync(self._bounds, copy_anew=self._anew)
+            self._report = engine.sync(self._bounds, copy_anew=self._again)
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that joins
             self._failure = error
 
