@@ -1,4 +1,4 @@
-"""Each test that is named in docs/guarantees.md exists."""
+"""Each test that is named in docs/explanation/guarantees.md exists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ file named before."""
 def test_tests_named_in_the_guarantees_exist() -> None:
     missing = []
     last = ""
-    for file, function, more in _NAMED.findall((ROOT / "docs" / "guarantees.md").read_text()):
+    for file, function, more in _NAMED.findall((ROOT / "docs" / "explanation" / "guarantees.md").read_text()):
         if not file and not function:
             continue
         last = file or last
