@@ -100,10 +100,11 @@ bench-small: install ## The rates alone, at a twentieth of the size (some minute
 	@$(BIN)/python -m bench --scale 0.05 --repeat 1
 
 .PHONY: check
-check: install ## ruff and mypy
+check: install ## ruff, mypy and codespell
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/codespell
 
 .PHONY: lock
 lock: install ## Lock the dependencies anew, those of the image too

@@ -1,9 +1,11 @@
-"""Each test that is named in docs/explanation/guarantees.md exists."""
+"""Each test that is named in docs/explanation/guarantees.md and tests/README.md exists."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "tests").rglob("test_*.py")}
@@ -12,10 +14,11 @@ _NAMED = re.compile(r"`(tests/[\w/]+/|(?:tests/[\w/]*)?test_\w+\.py)?(?:…)?(?:
 file named before."""
 
 
-def test_tests_named_in_the_guarantees_exist() -> None:
+@pytest.mark.parametrize("page", ["docs/explanation/guarantees.md", "tests/README.md"])
+def test_named_tests_exist(page: str) -> None:
     missing = []
     last = ""
-    for file, function, more in _NAMED.findall((ROOT / "docs" / "explanation" / "guarantees.md").read_text()):
+    for file, function, more in _NAMED.findall((ROOT / page).read_text()):
         if not file and not function:
             continue
         last = file or last
@@ -24,3 +27,10 @@ def test_tests_named_in_the_guarantees_exist() -> None:
         if not any(not function or wanted in path.read_text() for path in found):
             missing.append(f"{last}::{function}")
     assert not missing
+
+
+def test_every_promise_names_a_test() -> None:
+    rows = [line for line in (ROOT / "docs" / "explanation" / "guarantees.md").read_text().splitlines()
+            if line.startswith("| **")]  # fmt: skip
+    assert rows
+    assert not [row for row in rows if "`tests/" not in row]

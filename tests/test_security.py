@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SECURITY = (ROOT / "SECURITY.md").read_text()
-TEXTS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "deploy").rglob("*.env*"))]
+TEXTS = [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.env*"))]
 
 
 def test_links_in_security_md_have_a_target() -> None:
