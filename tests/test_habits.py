@@ -20,7 +20,8 @@ MESSAGE = re.compile(HOOKS["commit-message"]["entry"], re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize(
     "message",
     ["fix(mirror): copy a table again\n\nA body with a line that is longer than 72 characters, which is fine there.\n",
-     "feat!: drop a setting", "test(history, property): name the rule", f"docs: {'x' * 66}", "fixup! fix: a", "Merge x"],
+     "feat!: drop a setting", "test(history, property): name the rule", f"docs: {'x' * 66}", "fixup! fix: a",
+     "Merge branch 'x'"],
 )  # fmt: skip
 def test_conventional_commit_messages_are_accepted(message: str) -> None:
     assert MESSAGE.search(message)
