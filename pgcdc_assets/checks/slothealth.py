@@ -156,7 +156,8 @@ def _wal_held(facts: Facts) -> Iterator[Problem]:
 
 
 def _positions(facts: Facts) -> Iterator[Problem]:
-    """Problems with the order of positions in the log, the slot, the source's WAL and the tables (docs/concepts.md)."""
+    """Problems with the order of positions in the log, the slot, the source's WAL and the tables
+    (docs/explanation/lsns.md)."""
     log = facts.log
     if log is None:
         return

@@ -43,7 +43,7 @@ LOG_SCHEMA = pa.schema(
         (SUBXID, pa.int64()),
     ]
 )
-"""The table's columns, one row per stored message, all nullable. docs/concepts.md explains each column."""
+"""The table's columns, one row per stored message, all nullable. docs/explanation/change_log.md explains them."""
 OPTIONAL: Final = frozenset({SUBXID})
 """Columns that only files with :class:`CommitFacts` have."""
 FILLED_SCHEMA = pa.schema([entry for entry in LOG_SCHEMA if entry.name not in OPTIONAL])

@@ -1,5 +1,5 @@
-"""Tests the case table of endpos (docs/concepts.md) on a real server: where a run ends, and that the next run loses
-nothing."""
+"""Tests the case table of endpos (docs/explanation/lsns.md) on a real server: where a run ends, and that the next run
+loses nothing."""
 
 from __future__ import annotations
 
