@@ -15,8 +15,11 @@ def draw(record: Record, path: Path) -> None:
     workloads = [name for name in record.floors if any(run.workload == name for run in record.runs)]
     if not workloads:
         return
-    figure = Figure(figsize=(4 * len(workloads), 4), layout="constrained")
-    for axes, workload in zip(figure.subplots(1, len(workloads), squeeze=False)[0], workloads, strict=True):
+    columns = min(2, len(workloads))
+    rows = -(-len(workloads) // columns)
+    figure = Figure(figsize=(5 * columns, 3 * rows), layout="constrained")
+    for number, workload in enumerate(workloads, 1):
+        axes = figure.add_subplot(rows, columns, number)
         names = list(dict.fromkeys(run.what for run in record.runs if run.workload == workload))
         for place, what in enumerate(names):
             rates = [rate / 1000 for rate in sorted(record.rates(workload, what))]
