@@ -27,7 +27,7 @@ SENSOR_ON = "PGCDC_ASSETS_SENSOR"
 """``pgcdc up`` sets this variable to ``on``. Without it the sensor is off until a user starts it in the UI."""
 
 INSTANCE_YAML = """\
-# Dagster's instance for this project; docs/operations.md says why each line is there.
+# Dagster's instance for this project; docs/guides/dagster_ui.md says more.
 telemetry:
   enabled: false
 nux:

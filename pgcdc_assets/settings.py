@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     spark: dict[str, str] = Field(default_factory=lambda: {MASTER: LOCAL_MASTER})
     """``master``, ``archive`` (from ``pgcdc pack``, for the executors of a cluster), and any ``spark.*`` setting."""
     registry: Annotated[dict[str, str], AfterValidator(checked_registry)] | None = None
-    """The catalog of query engines in which mirrors are registered; docs/catalogs.md has the forms."""
+    """The catalog of query engines in which mirrors are registered; docs/guides/catalogs.md has the forms."""
     range_bytes: Size = 256 << 20
     range_seconds: float = Field(default=60, gt=0)
     batch_bytes: Size = 32 << 20

@@ -41,7 +41,7 @@ FOLLOWED: Final = {
 
 WAIT: Final = (
     "replication goes on; the next points try again",
-    "see docs/catalogs.md; the next points try again",
+    "see docs/guides/catalogs.md; the next points try again",
     "try again: maintenance may have replaced a file",
     "see `pgcdc status`; only a running `pgcdc follow`, `pgcdc up` or `pgcdc sync` brings changes",
     "wait until the server has started, then run again",

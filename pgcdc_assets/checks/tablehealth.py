@@ -331,7 +331,7 @@ def _unregistered(facts: Facts) -> Iterator[Problem]:
     """A warning for each entry that the catalog of query engines lacks. Replication is not affected."""
     for name, reason in facts.unregistered.items():
         thing = f"entry of table {name}" if name else "registry"
-        do = "see docs/catalogs.md; the next points try again"
+        do = "see docs/guides/catalogs.md; the next points try again"
         yield warning(ProblemCode.REGISTRY_BEHIND, thing, f"is not up to date: {reason}", do)
 
 

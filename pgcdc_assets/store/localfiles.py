@@ -5,7 +5,7 @@ file may be missing, empty, truncated, full of zeros, or old. Neither pyarrow no
 
 The lake's folders are private because they contain copies of all rows, which the source's permissions do not protect.
 Files and folders inside have the usual modes. To share a folder, change the mode of the folder itself
-(docs/operations.md).
+(docs/guides/maintenance.md).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +19,7 @@ from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.project import save_catalog
 from tests.defs.catalogs import ODD, catalog_of
 
+GUIDES = Path(__file__).parents[2] / "docs/guides"
 DSN = "host=db.example.org dbname=shop password=geheim"
 
 
@@ -182,3 +185,26 @@ def test_a_wrong_value_is_reported_in_one_line(tmp_path: Path, given: dict[str, 
         build_pgcdc_defs(**values | given)
     assert said in str(told.value)
     assert "geheim" not in str(told.value)
+
+
+def test_the_guide_lists_each_attribute_and_argument() -> None:
+    attributes, arguments = (
+        set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]+) \|", part, re.MULTILINE))))
+        for part in re.split(r"^## ", (GUIDES / "own_dagster.md").read_text(), flags=re.MULTILINE)[2:4]
+    )
+    assert attributes == set(PgcdcComponent.model_fields)
+    given = inspect.signature(build_pgcdc_defs).parameters.values()
+    assert arguments == {one.name for one in given if one.kind is one.KEYWORD_ONLY}
+
+
+def test_names_in_the_guide_to_the_ui_exist(tmp_path: Path) -> None:
+    (defs,) = sources(tmp_path, "shop", settings={"messages": ["*"]})
+    repository = defs.get_repository_def()
+    names = {job.name for job in repository.get_all_jobs()} | {"shop_lake"}
+    names |= {one.name for one in (*repository.sensor_defs, *repository.schedule_defs)}
+    names |= {node.name for job in repository.get_all_jobs() for node in job.nodes}
+    page = (GUIDES / "dagster_ui.md").read_text()
+    assert (found := set(re.findall(r"\bshop_\w+", page)))
+    assert found <= names
+    keys = {key.replace("public/orders", "<schema>/<table>") for key in keys_of(defs)}
+    assert set(re.findall(r"^\| `(shop/[^`]+)`", page, re.MULTILINE)) == keys

@@ -1,4 +1,4 @@
-"""The snippets of docs/differences.md and docs/change_feed.md do what the pages say."""
+"""The snippets of docs/guides/differences.md and docs/change_feed.md do what the pages say."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def orders(rig: Rig) -> Rig:
     return rig.started(tables=("public.orders",), messages=("*",))
 
 
-@pytest.mark.parametrize("page", ["differences.md", "change_feed.md"])
+@pytest.mark.parametrize("page", ["guides/differences.md", "change_feed.md"])
 def test_a_page_is_short(page: str) -> None:
     assert len((DOCS / page).read_text().split()) < WORDS
 
@@ -44,7 +44,7 @@ def test_a_page_is_short(page: str) -> None:
 def test_wait_diff_history_and_undo(orders: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert orders.settings.source is not None
     monkeypatch.setenv("PGCDC_SOURCE", orders.settings.source)
-    wait, diff, history, undo = snippets("differences.md")
+    wait, diff, history, undo = snippets("guides/differences.md")
     found: dict[str, Any] = {}
     with following(orders):
         exec(wait, found)

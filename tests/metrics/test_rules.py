@@ -1,4 +1,4 @@
-"""Alarm rules and board name only metrics and labels that exist, and docs/alarms.md explains each alarm. With
+"""Alarm rules and board name only metrics and labels that exist, and docs/guides/alarms.md explains each alarm. With
 Prometheus' own promtool, where it is installed, each alarm fires in its situation."""
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def test_panels_of_the_board_do_not_overlap() -> None:
 
 
 def test_each_alarm_has_a_section_that_explains_it() -> None:
-    sections = re.findall(r"^### (\w+)$", (ROOT / "docs/alarms.md").read_text(), re.MULTILINE)
+    sections = re.findall(r"^### (\w+)$", (ROOT / "docs/guides/alarms.md").read_text(), re.MULTILINE)
     assert sorted(sections) == sorted(ALARMS)
 
 
-@pytest.mark.parametrize("page", ["alarms.md", "metrics.md"])
+@pytest.mark.parametrize("page", ["guides/alarms.md", "guides/monitoring.md", "metrics.md"])
 def test_commands_and_configuration_of_the_pages_exist(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     for line in re.findall(r"`pgcdc ([^`]+)`", text):
