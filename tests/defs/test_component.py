@@ -199,7 +199,7 @@ def test_names_in_the_guide_to_the_ui_exist(tmp_path: Path) -> None:
     (defs,) = sources(tmp_path, "shop", settings={"messages": ["*"]})
     repository = defs.get_repository_def()
     names = {job.name for job in repository.get_all_jobs()} | {"shop_lake"}
-    names |= {one.name for one in (*repository.sensor_defs, *repository.schedule_defs)}
+    names |= {one.name for one in repository.sensor_defs} | {one.name for one in repository.schedule_defs}
     names |= {node.name for job in repository.get_all_jobs() for node in job.nodes}
     page = (GUIDES / "dagster_ui.md").read_text()
     assert (found := set(re.findall(r"\bshop_\w+", page)))
