@@ -3,10 +3,11 @@ object, at which LSN, and what to do next. Messages hold names, LSNs and counts;
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-ROOM = "make room or mend it there, then run again: it goes on from what is durable"
+ROOM = "free space or fix the problem there, then run again: it continues where it stopped"
 """The advice if the operating system refuses to write."""
 
 
@@ -41,73 +42,86 @@ class PgcdcError(Exception):
         """The lines of ``str()``."""
         return [str(self)]
 
+    @property
+    def docs(self) -> str:
+        """The place in the documentation that describes the error."""
+        kind = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        return f"docs/reference/errors.md#{re.sub('(?<!^)(?=[A-Z])', '-', kind.__name__).lower()}"
+
 
 # Usage and settings ---------------------------------------------------------------------------
 
 
 class UsageError(PgcdcError):
-    """A command got a wrong argument or option."""
+    """A command got a wrong argument or option. Correct the command; ``pgcdc COMMAND --help`` shows its options."""
 
     exit_code = 2
 
 
 class SettingsError(UsageError):
-    """A setting has a value that cannot be used; names the setting."""
+    """A setting, or a line of ``pgcdc.yaml``, cannot be used. Correct the setting that the message names."""
 
 
 class WrongSource(SettingsError):
-    """The settings name no source, or not the source that the project was set up with. Nothing was started or
-    written."""
+    """The settings name no source, or not the source that the project was set up with. Nothing was started or written.
+    Set ``source`` to the project's source, or use a new folder for another source."""
 
 
 class WrongInstance(SettingsError):
-    """The Dagster instance belongs to another project. Nothing was started or written."""
+    """The Dagster instance belongs to another project. Nothing was started or written. Give each project its own
+    ``DAGSTER_HOME``."""
 
     advice = (
-        "set DAGSTER_HOME to a folder of this project's own, or unset it: .dagster is used then; if that project is "
-        "gone, delete all partitions of the assets `change_log` and `snapshot/...` in Dagster's UI"
+        "set DAGSTER_HOME to a folder of this project, or unset it to use .dagster; if the other project is gone, "
+        "delete all partitions of the assets `change_log` and `snapshot/...` in Dagster's UI"
     )
 
 
 class WrongLake(SettingsError):
-    """The lake is not this project's own lake. Nothing was started or written."""
+    """The lake is not the lake of this project, or its change log is gone. Nothing was started or written. Set ``lake``
+    to the project's lake, or restore the lake."""
 
 
 class BadRange(UsageError):
-    """A text or key that is not an LSN range."""
+    """A text or partition key is not an LSN range. Write the range as ``X/Y..X/Y``, or use a partition key that Dagster
+    shows."""
 
 
 class RangeGap(PgcdcError):
-    """Ranges have a gap: the log lacks part of a range, a range is not registered, or the second of two ranges does not
-    begin where the first range ends. Names the ranges or LSNs."""
+    """The LSN ranges have a gap: the log lacks a part of a range, a range is not registered, or the ranges are not
+    adjacent. Choose adjacent ranges that the change log contains."""
 
 
 class UnknownTable(PgcdcError):
-    """The catalog or the lake does not contain the table."""
+    """The catalog or the lake does not contain the table. Check its name in ``pgcdc status``."""
 
     advice = "see `pgcdc status` for the tables"
 
 
 class SetupNeeded(PgcdcError):
-    """Publication, slot or saved catalog does not exist yet."""
+    """The publication, the slot, the saved catalog or the change log does not exist yet. Run ``pgcdc setup``, then
+    ``pgcdc sync``."""
 
     advice = "run `pgcdc setup`"
 
 
 class MachineError(PgcdcError):
-    """This machine lacks something: Java, a usable version of Java, the network on first use, or write access."""
+    """This machine lacks something: Java, disk space, memory, a free port, the network on first use, or write access.
+    Provide what the message names, and run the command again."""
 
 
 class StoreFailed(MachineError):
-    """An object store refuses a request, or does not answer. This concerns all files, and no file is damaged."""
+    """The object store refuses a request or does not answer. No file is damaged. Check its address, the credentials and
+    the network, and run the command again."""
 
-    advice = "nothing is lost: the next run goes on from what is durable"
+    advice = "nothing is lost: the next run continues where this one stopped"
     passing = False
     """Whether another attempt may succeed."""
 
 
 class UnknownFormat(PgcdcError):
-    """A change log, ledger or saved catalog has a format that this version does not read."""
+    """A change log, ledger or saved catalog has a format that this version of pgcdc does not read. Use the version that
+    wrote it, or start again with a new lake."""
 
     advice = (
         "use the version of pgcdc that wrote it, or run `pgcdc teardown --lake` with that version "
@@ -116,42 +130,47 @@ class UnknownFormat(PgcdcError):
 
 
 class LockHeld(PgcdcError):
-    """Another process writes to this lake; names its pid and command."""
+    """Another process writes to this lake. Wait for the process that the message names, or stop it."""
 
     advice = "wait for it, or stop it"
 
 
 class LeaseLost(PgcdcError):
-    """This process did not renew its lease in time, and may no longer write to the lake."""
+    """This process did not renew its lease on the lake in time, for example because it was suspended. It no longer
+    writes, and nothing is lost. Run the command again if no other process has taken over."""
 
     retryable = True
-    advice = "nothing is lost: whoever writes now goes on from what is durable"
+    advice = "nothing is lost: the process that writes now continues from there"
 
 
 # Source ---------------------------------------------------------------------------------------
 
 
 class SourceUnavailable(PgcdcError):
-    """The source cannot be reached, or the connection was lost."""
+    """The source cannot be reached, or the connection was lost. Check that the server runs and that the address is
+    right; a run in follow mode connects again by itself."""
 
     retryable = True
 
 
 class SourceFailed(PgcdcError):
-    """The source reported an error that no other class describes; names its SQLSTATE."""
+    """The source reported an error that no other class describes. The message has its SQLSTATE, which the PostgreSQL
+    manual explains."""
 
 
 class SourceNotReady(PgcdcError):
-    """The source lacks a setting, a right, a free slot or a free connection. Says which, and what to change."""
+    """The source lacks a setting, a right, a free slot or a free connection. Change on the source what the message
+    names, and run the command again."""
 
 
 class RightLacking(SourceNotReady):
-    """Our role may not read one table. The table waits until the right is granted. Says which statement grants it."""
+    """The role may not read one table. Run the ``GRANT`` statement of the message; the next run then copies the
+    table."""
 
 
 class SetupRefused(SourceNotReady):
-    """Lists everything that ``setup`` found to be wrong on the source. Nothing was created. ``str()`` is one line for
-    one finding, otherwise a line for each finding and for each statement that fixes a finding."""
+    """Setup found something wrong on the source, and created nothing. The message has a line for each finding and for
+    each statement that fixes it. Run these statements, then ``pgcdc setup`` again."""
 
     def __init__(self, lines: Sequence[str], do: str | None = None) -> None:
         super().__init__("is not ready", thing="source", do=do)
@@ -165,51 +184,61 @@ class SetupRefused(SourceNotReady):
         if len(self.lines) == 1:
             return list(self.lines)
         rest = [self.do] if self.do else []
-        return ["the source is not ready, and nothing was made:", *(f"  {line}" for line in [*self.lines, *rest])]
+        return ["the source is not ready, and nothing was created:", *(f"  {line}" for line in [*self.lines, *rest])]
 
 
 class SlotMissing(PgcdcError):
-    """The replication slot does not exist."""
+    """The replication slot does not exist. If it was dropped, the changes since then are lost, and all tables must be
+    copied again, as the message says."""
 
 
 class SlotLost(PgcdcError):
-    """The slot was invalidated, and the WAL that it needs was removed. Only a new slot and new copies help."""
+    """The source has invalidated the slot and removed WAL that the slot needs. Changes are lost, so a new slot and new
+    copies are necessary. Raise ``max_slot_wal_keep_size`` to avoid this."""
 
 
 class SlotActive(PgcdcError):
-    """Another process holds the slot; names its pid."""
+    """Another process reads the slot. Wait until the process that the message names has ended, or end it."""
 
     retryable = True
 
 
 class SlotAhead(PgcdcError):
-    """``confirmed_flush_lsn`` is above ``transform_lsn``: the changes between these LSNs are gone."""
+    """The slot was confirmed up to an LSN (``confirmed_flush_lsn``) above the end of the change log. The changes
+    between these LSNs are lost, for example because another program read the slot. Copy all tables again, as the
+    message says."""
 
 
 class PreparedLost(PgcdcError):
-    """A prepared transaction was committed, but its content is not in the lake. The source will not send it again."""
+    """A prepared transaction was committed, but its changes are not in the lake, and the source does not send them
+    again. Copy all tables again, as the message says."""
 
 
 class IdentityMismatch(PgcdcError):
-    """The source's system, database, slot or timeline is not the one that the change log records."""
+    """The source's system, database, slot or timeline is not the one in the change log. Set ``source`` and ``lake`` to
+    the matching ones."""
 
 
 class LogAhead(PgcdcError):
-    """The log has positions that the source's WAL has not reached, because the source was restored from a backup."""
+    """The change log is ahead of the source's WAL, because the source was restored to an earlier time. Start again with
+    a new lake, as the message says."""
 
 
 class EmptyPublication(PgcdcError):
-    """The publication lists no table, or does not exist."""
+    """The publication lists no table, does not exist, or was missing for some time. Add the tables to it, or run
+    ``pgcdc setup``."""
 
 
 class CopyBlocked(PgcdcError):
-    """Open or prepared transactions prevent a snapshot; names their pid or gid, and their age."""
+    """Open or prepared transactions prevent a snapshot, or lock a table. End the transactions that the message names,
+    and run the command again."""
 
     retryable = True
 
 
 class CopyOutdated(PgcdcError):
-    """A table was truncated, rewritten or dropped between the snapshot and its copy. A new snapshot is needed."""
+    """A table was truncated, rewritten, altered or dropped between the snapshot and its copy. Run the command again,
+    which takes a new snapshot."""
 
     retryable = True
 
@@ -218,19 +247,23 @@ class CopyOutdated(PgcdcError):
 
 
 class ProtocolError(PgcdcError):
-    """A message of the stream is malformed, truncated or unknown; names its kind and LSN."""
+    """A message of the stream, or a row of a copy, is malformed or unknown. Please report this, with the text of the
+    error."""
 
 
 class LogCorrupt(PgcdcError):
-    """A segment of the change log is missing, damaged, or differs from what its commit says."""
+    """A file of the change log is missing, damaged, or differs from its commit. Restore the file, or start again with a
+    new lake."""
 
 
 class LogConflict(PgcdcError):
-    """Another writer changed the log's position while this process was writing."""
+    """Another writer has changed the change log while this process was writing. Let only one project write to a
+    lake."""
 
 
 class ReceiverDied(PgcdcError):
-    """The receiver process ended without a report."""
+    """The receiver process ended without a report, for example because the system ran out of memory. Run the command
+    again; it continues where it stopped."""
 
     retryable = True
 
@@ -239,59 +272,67 @@ class ReceiverDied(PgcdcError):
 
 
 class SparkDied(PgcdcError):
-    """The JVM ended while it was in use: it was killed, or ran out of memory."""
+    """Spark's JVM ended while it was in use: it was killed, or ran out of memory. Run the command again, if necessary
+    with a lower ``spark.driver.memory``."""
 
     retryable = True
     advice = "run it again: nothing is half done; if the system ran out of memory, lower `spark.driver.memory`"
 
 
 class LakeError(PgcdcError):
-    """A mirror, feed or point in the lake is missing, damaged, or not as it must be."""
+    """A mirror, feed or consistent point in the lake is missing, damaged, or not as expected. A new copy of the table
+    with ``pgcdc snapshot`` repairs a mirror."""
 
 
 class NotReached(LakeError):
-    """The lake did not reach an LSN within the time that the caller allowed."""
+    """The lake did not reach an LSN in the given time. Check with ``pgcdc status`` that a sync runs, or wait longer."""
 
     retryable = True
 
 
 class FeedGap(LakeError):
-    """A change feed lacks changes above the requested LSN. Read the mirror at a point, and continue at its LSN."""
+    """A change feed lacks changes above the requested LSN. Read the mirror at a consistent point, and continue at its
+    LSN."""
 
 
 class RegistryUnreachable(PgcdcError):
-    """The catalog in which mirrors are registered does not answer, or answers that it cannot serve any request."""
+    """The catalog of query engines does not answer, or serves no request. Replication continues, and the next
+    consistent points try again. Check the catalog's address and credentials."""
 
     retryable = True
-    advice = "replication goes on; the next points try again"
+    advice = "replication continues; the next points try again"
 
 
 class RegistryRefused(PgcdcError):
-    """The catalog in which mirrors are registered refuses one table."""
+    """The catalog of query engines refuses one table. Replication continues. The message says what to change in the
+    catalog."""
 
 
 class CommitLost(LakeError):
-    """Another writer committed first under the commit's number. Nothing was committed. A new attempt may succeed."""
+    """Another writer committed first under the same version number. Nothing was committed. Run the command again, and
+    let only one process write to the lake."""
 
     retryable = True
 
 
 class TornLog(LakeError):
-    """A commit or a checkpoint of a Delta log is incomplete. A power cut may be the cause."""
+    """A commit or a checkpoint of a Delta log is incomplete, for example after a power cut. Run ``pgcdc sync``, which
+    moves it aside if no consistent point needs it."""
 
     advice = (
-        "the next `pgcdc sync` puts it aside where nothing published rests on it; if it is still there then, "
-        "restore the file, or move the table's folder away and copy it anew with `pgcdc snapshot`"
+        "the next `pgcdc sync` moves it aside if no consistent point needs it; otherwise restore the file, or move the "
+        "table's folder away and copy the table again with `pgcdc snapshot`"
     )
 
 
 class MergeMismatch(LakeError):
-    """The rows of a mirror do not fit the changes that are applied to it."""
+    """The rows of a mirror do not fit the changes that are applied to it, for example because another program changed
+    the mirror. Copy the table again with ``pgcdc snapshot``."""
 
 
 class NotRepairable(LakeError):
-    """A table cannot be repaired from the change log, for example because neither the log nor the copy has a key's old
-    row. The table must be copied again."""
+    """A table cannot be repaired from the change log, for example because the log no longer has a row's earlier values.
+    Copy the table again with ``pgcdc snapshot``."""
 
 
 def of_plain(plain: Mapping[str, str | None], *, otherwise: type[PgcdcError]) -> PgcdcError:

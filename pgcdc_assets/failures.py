@@ -85,7 +85,7 @@ def of_one_table(error: BaseException) -> str | None:
     if isinstance(error, PgcdcError):
         return _named(error) if whose(error) is Whose.ASIDE else None
     if isinstance(error, MemoryError):
-        return "the memory was not enough for it"
+        return "there was not enough memory"
     if isinstance(error, OSError):
         return None if _of_the_machine(error) else _system(error)
     if isinstance(error, (pa.ArrowException, ValueError)):
@@ -194,9 +194,9 @@ def _by_spark(error: BaseException) -> str | None:
     if isinstance(error, Exception) and _refused_to_spark(error) is not None:
         return None
     if isinstance(error, PySparkException) and not isinstance(error, PythonException):
-        return f"Spark refuses: {error.getCondition() or type(error).__name__}"
+        return f"Spark failed: {error.getCondition() or type(error).__name__}"
     if isinstance(error, Py4JJavaError):
-        return f"Spark refuses: {error.java_exception.getClass().getSimpleName()}"
+        return f"Spark failed: {error.java_exception.getClass().getSimpleName()}"
     return None
 
 

@@ -200,8 +200,8 @@ def dagster_home() -> Path:
     if given := os.environ.get("DAGSTER_HOME"):
         home = Path(given).expanduser().absolute()
         if not home.is_dir():
-            raise SettingsError(f"{home} is no folder", thing="DAGSTER_HOME",
-                                do="make it, or unset the variable: .dagster is used then")  # fmt: skip
+            raise SettingsError(f"{home} is not a folder", thing="DAGSTER_HOME",
+                                do="create it, or unset the variable to use .dagster")  # fmt: skip
         ours = not any(home.iterdir())
     else:
         home, ours = private_folder(Path(DAGSTER_FOLDER).absolute()), True

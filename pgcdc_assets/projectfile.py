@@ -130,4 +130,4 @@ def _told(error: yaml.YAMLError) -> str:
 
 
 def _form() -> str:
-    return "write one `name: value` a line, a value with `: ` or ` #` in quotes"
+    return "write one `name: value` per line, and quote values with `: ` or ` #`"

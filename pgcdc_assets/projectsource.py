@@ -43,7 +43,7 @@ class Saved:
         named = _named(own)
         if own.database_oid:
             # The database may have been renamed since its identity was saved.
-            named = f"database of OID {own.database_oid}, called {own.database} then, of system {own.system_identifier}"
+            named = f"database {own.database} (OID {own.database_oid}) of system {own.system_identifier}"
         with suppress(OSError, *MALFORMED):
             found = json.loads(self.origin_file.read_text())
             if found["system_identifier"] == self.identity.system_identifier:
@@ -76,8 +76,8 @@ def is_embedded(settings: Settings) -> bool:
     if saved:
         raise WrongSource(f"{unset}; {saved[0].thing} was set up for {saved[0]}", do="set it to that source")
     raise WrongSource(
-        unset, do="name your database, like PGCDC_SOURCE='host=db.example.org dbname=shop user=replicator', or say "
-        f"PGCDC_SOURCE={EMBEDDED} for a PostgreSQL with a sample shop",
+        unset, do="set it to your database, like PGCDC_SOURCE='host=db.example.org dbname=shop user=replicator', or "
+                  f"to `{EMBEDDED}` for a PostgreSQL with a sample shop",
     )  # fmt: skip
 
 
@@ -90,8 +90,9 @@ def started_source(settings: Settings, *, survive: bool = True) -> str:
         return source_of(settings)
     if not on_this_host(settings.master):
         raise SettingsError(
-            f"is the embedded server, which listens on this machine alone, but executors of {settings.master} read it",
-            thing="setting `source`", do="name a source that they reach, or set `spark` to local[*]",
+            f"is the embedded server, which listens only on this machine, but executors of {settings.master} must "
+            "reach it",
+            thing="setting `source`", do="use a source that they can reach, or set `spark` to local[*]",
         )  # fmt: skip
     private_folder(settings.state)
     server = shop.server(settings.state).start(survive=survive)
@@ -160,14 +161,14 @@ def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None)
         if found is not None and found.is_of_same_database(one.identity):
             continue
         embedded = is_embedded(settings)
-        is_ = f"is {_named(found)}" if found else "has not been made yet"
+        is_ = f"is {_named(found)}" if found else "does not exist yet"
         if found and found.database_oid and one.identity.system_identifier == found.system_identifier:
-            is_ = f"is {_named(found)}, of OID {found.database_oid}"
+            is_ = f"is {_named(found)} (OID {found.database_oid})"
         raise WrongSource(
             f"{is_}, but {one.thing} was set up for {one}",
             thing="embedded PostgreSQL" if embedded else f"source {redacted(source_of(settings))}",
-            do=f"set PGCDC_SOURCE, or `source` in {SETTINGS_FILE}, to that one, or take a new folder for the other; "
-            "where that one is gone for good: `pgcdc teardown --forget`",
+            do=f"set PGCDC_SOURCE, or `source` in {SETTINGS_FILE}, to that source, or use a new folder for the other; "
+               "if that source is gone: `pgcdc teardown --forget`",
         )  # fmt: skip
 
 

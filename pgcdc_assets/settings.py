@@ -87,8 +87,8 @@ def _days(value: Any, otherwise: ValidatorFunctionWrapHandler) -> timedelta:
         found = timedelta(-1)
     if not timedelta(0) <= found <= _LONGEST_RETENTION:
         raise ValueError(
-            f"{value!r} is not a span of time from 0 to {_LONGEST_RETENTION.days} days; write it like 7 days, 12 hours "
-            "or 30 minutes"
+            f"{value!r} is not a duration from 0 to {_LONGEST_RETENTION.days} days; write it like 7 days, 12 hours or "
+            "30 minutes"
         )
     return found
 
@@ -115,7 +115,7 @@ def _refuse_shared_folder(lake: str) -> None:
     place = os.path.realpath(lake)
     for folder, whose in ((os.getcwd(), "the project's folder"), (os.path.expanduser("~"), "your home")):
         if Path(os.path.realpath(folder)).is_relative_to(place):
-            raise ValueError(f"{place} is {whose}, or contains it; name a folder of the lake's own, like lake")
+            raise ValueError(f"{place} is {whose}, or contains it; use a separate folder, like lake")
 
 
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
@@ -213,11 +213,11 @@ class Settings(BaseSettings):
         if not is_known(master):
             # The message does not quote the given text, because the text may contain a token.
             raise ValueError(
-                "names an unknown master; use local[N], spark://HOST:PORT, yarn or k8s://URL; N is * or 1 and more"
+                "names an unknown master; use local[N], spark://HOST:PORT, yarn or k8s://URL; N is * or at least 1"
             )
         if is_local(master):
             if ARCHIVE in value:
-                raise ValueError(f"`{ARCHIVE}` is for the executors of a cluster, and the master {master} has none")
+                raise ValueError(f"`{ARCHIVE}` is for the executors of a cluster, but the master {master} has none")
         elif isinstance(lake, Path) and not info.data.get("lake_shared"):
             # Executors on other machines would write the files to their own disks.
             raise ValueError(
@@ -239,7 +239,7 @@ class Settings(BaseSettings):
                 # libpq's own message would quote the given text, with the password.
                 raise ValueError(f"{projectfile.NO_SOURCE}; {projectfile.SOURCE_FORM}") from None
             if not set(str(given.get("port", ""))) <= set("0123456789,"):
-                raise ValueError("has a port that is no number")
+                raise ValueError("has a port that is not a number")
             if "://" in value and "@" in f"{given.get('host', '')}{given.get('dbname', '')}":
                 # Otherwise a part of the password would be taken for a host or database, and shown in messages.
                 raise ValueError("has an `@` in its host or database; write @ and / of a password as %40 and %2F")
@@ -254,12 +254,12 @@ class Settings(BaseSettings):
         if isinstance(value, str) and _URL.match(value):
             return _object_store(value)
         if str(value).startswith("~"):
-            raise ValueError("names a folder that is called ~; write the whole path")
+            raise ValueError("begins with ~, which is not expanded; write the whole path")
         if not isinstance(value, (str, Path)):
             return value
         path = Path(value).absolute()
         if odd := _UNOPENED.search(str(path)):
-            raise ValueError(f"no Delta table can be opened under {path}, for {odd[0]!r} in its path")
+            raise ValueError(f"no Delta table can be opened under {path}, because of {odd[0]!r} in the path")
         if in_the_way := next((one for one in (path, *path.parents) if os.path.isfile(one)), None):
             raise ValueError(f"{in_the_way} is a file; name a folder")
         _refuse_shared_folder(str(value))
@@ -270,7 +270,7 @@ class Settings(BaseSettings):
     def _name_form(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
             raise ValueError(
-                "a source's name has 1 to 40 characters out of a-z, 0-9 and single _, and begins with a letter"
+                "a source's name has 1 to 40 characters from a-z, 0-9 and single _, and begins with a letter"
             )
         return value
 
@@ -278,7 +278,7 @@ class Settings(BaseSettings):
     @classmethod
     def _slot_form(cls, value: str) -> str:
         if not _SLOT_NAME.fullmatch(value):
-            raise ValueError("a slot name has 1 to 63 characters out of a-z, 0-9 and _")
+            raise ValueError("a slot name has 1 to 63 characters from a-z, 0-9 and _")
         return value
 
     @field_validator("tables", mode="before")
@@ -389,7 +389,7 @@ def _wrong(error: Mapping[str, Any]) -> SettingsError:
     name = str(error["loc"][0]) if error["loc"] else "settings"
     if error["type"] == "extra_forbidden":
         close = get_close_matches(name, Settings.model_fields, 1)
-        do = f"did you mean `{close[0]}`?" if close else "docs/operations.md lists all"
+        do = f"did you mean `{close[0]}`?" if close else "see docs/reference/settings.md"
         return SettingsError("is unknown", thing=f"setting `{name}`", do=do)
     if error["type"] in _NO_TEXT:
         return SettingsError("must be text", thing=f"setting `{name}`", do=f'write it in quotes, like {name}: "123"')
@@ -406,5 +406,5 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
         rest = name.upper().removeprefix(PREFIX)
         if rest not in known and not rest.startswith(_NOT_SETTINGS):
             close = get_close_matches(rest, known, 1)
-            lines.append(f"{name} is no setting" + (f"; did you mean {PREFIX}{close[0]}?" if close else ""))
+            lines.append(f"{name} is not a setting" + (f"; did you mean {PREFIX}{close[0]}?" if close else ""))
     return lines

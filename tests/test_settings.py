@@ -67,7 +67,7 @@ def test_lake_that_contains_the_project_or_the_home_is_refused(
     monkeypatch.chdir(project)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PGCDC_LAKE", lake.format(project=project, home=home))
-    with pytest.raises(SettingsError, match=r"setting `lake`: /.* is .*, or contains it; name a folder of the lake's"):
+    with pytest.raises(SettingsError, match=r"setting `lake`: /.* is .*, or contains it; use a separate folder"):
         Settings.load()
     for fine in (home / "lake", project / "sub", tmp_path / "a/proj"):
         monkeypatch.setenv("PGCDC_LAKE", str(fine))
@@ -212,7 +212,7 @@ def test_unknown_values_of_streaming_are_refused(written: str, tmp_path: Path, m
 def test_retention_outside_its_range_is_refused(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text(f"retention: {written}\n")
-    with pytest.raises(SettingsError, match=r"setting `retention`: .* is not a span of time from 0 to") as refused:
+    with pytest.raises(SettingsError, match=r"setting `retention`: .* is not a duration from 0 to") as refused:
         Settings.load()
     assert "\n" not in str(refused.value)
 
@@ -260,7 +260,9 @@ def test_repeated_name_in_the_settings_file_is_refused(
 def test_lake_in_a_folder_named_tilde_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text(f'lake: "{text}"\n')
-    with pytest.raises(SettingsError, match="setting `lake`: names a folder that is called ~; write the whole path"):
+    with pytest.raises(
+        SettingsError, match="setting `lake`: begins with ~, which is not expanded; write the whole path"
+    ):
         Settings.load()
 
 

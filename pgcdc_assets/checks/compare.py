@@ -93,8 +93,10 @@ def _of_inserts_only(report: TableReport) -> str | None:
     if report.equal:
         return told
     if report.explained:
-        return f"{told}: rows that the source changed or deleted since; a damaged row could not be told from them"
-    return f"{told}, but no update and no delete explains all that is missing"
+        return (
+            f"{told}, so rows that the source changed or deleted later differ; damage to such rows cannot be detected"
+        )
+    return f"{told}, but that does not explain all missing rows"
 
 
 def _digest(side: Side, key: list[int], seed: Seed, store: DigestStore) -> None:

@@ -198,7 +198,7 @@ def problem_of(error: Exception, thing: str) -> Problem:
     """The problem for an error that was raised while ``thing`` was read."""
     code = _code(error, thing)
     if not isinstance(error, PgcdcError):
-        do = "see that its folder is there and whole"
+        do = "check that its folder exists and is complete"
         return Problem("error", thing, f"cannot be read: {type(error).__name__}", do, code)
     where = f", at LSN {error.lsn}" if error.lsn is not None else ""
     log = "see the source's server log" if thing == "source" else "see the project's run.log"

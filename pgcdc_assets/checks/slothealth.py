@@ -41,7 +41,10 @@ def _setup(facts: Facts) -> Iterator[Problem]:
         else:
             after = facts.log.transform_lsn
             yield error(
-                ProblemCode.SLOT_MISSING, thing, f"does not exist: changes after {after} are not kept for us", COPY_ANEW
+                ProblemCode.SLOT_MISSING,
+                thing,
+                f"does not exist: the source does not keep the changes after {after}",
+                COPY_ANEW,
             )
 
 
@@ -56,30 +59,30 @@ def _slot(facts: Facts) -> Iterator[Problem]:
     elif slot.wal_status == "unreserved":
         yield error(
             ProblemCode.SLOT_NEARLY_LOST,
-            thing, "is nearly lost: the WAL it needs may go at the source's next checkpoint", do,
+            thing, "is nearly lost: the source's next checkpoint may remove the WAL that it needs", do,
         )  # fmt: skip
     elif slot.safe_wal_size is not None and slot.safe_wal_size < SAFE_WAL_BYTES:
         yield warning(
             ProblemCode.SLOT_LITTLE_WAL_LEFT,
-            thing, f"will be invalidated after {size(max(0, slot.safe_wal_size))} more of WAL", do,
+            thing, f"will be invalidated after {size(max(0, slot.safe_wal_size))} more WAL", do,
         )  # fmt: skip
     if (slot.plugin, slot.database) != (PLUGIN, slot.connected_to):
         yield error(
             ProblemCode.SLOT_OF_ANOTHER,
-            thing, f"is of plugin {slot.plugin}, database {slot.database}; ours would be of {PLUGIN}, "
+            thing, f"uses plugin {slot.plugin} in database {slot.database}; this project needs {PLUGIN} in "
             f"{slot.connected_to}", "choose another name in the setting `slot`",
         )  # fmt: skip
     if bool(slot.two_phase) != facts.two_phase:
         made = "with" if slot.two_phase else "without"
         yield error(
             ProblemCode.SLOT_TWO_PHASE,
-            thing, f"was made {made} two_phase, and the setting `two_phase` is {str(facts.two_phase).lower()}",
+            thing, f"was created {made} two_phase, but the setting `two_phase` is {str(facts.two_phase).lower()}",
             f"set it to {str(bool(slot.two_phase)).lower()}, or choose another name in the setting `slot`",
         )  # fmt: skip
     if slot.synced:
         yield error(
             ProblemCode.SLOT_ON_STANDBY,
-            thing, "is a copy of a primary's slot, and cannot be read before this standby is promoted",
+            thing, "is synchronized from the primary, and cannot be read until this standby is promoted",
             "set `source` to the primary",
         )  # fmt: skip
 
@@ -93,7 +96,7 @@ def _slot_use(facts: Facts) -> Iterator[Problem]:
     if slot.active and source.holder and not source.holder.application_name.startswith(APPLICATION):
         pid, name = source.holder.pid, source.holder.application_name
         yield error(
-            ProblemCode.SLOT_HELD, thing, f"is held by another process: pid {pid}, application {name!r}",
+            ProblemCode.SLOT_HELD, thing, f"is in use by another process: pid {pid}, application {name!r}",
             f"stop that process, or SELECT pg_terminate_backend({pid}) on the source",
         )  # fmt: skip
     behind = source.flush_lsn - (slot.confirmed_flush_lsn or source.flush_lsn)
@@ -101,7 +104,7 @@ def _slot_use(facts: Facts) -> Iterator[Problem]:
         since = f" since {slot.inactive_since:%Y-%m-%d %H:%M} UTC" if slot.inactive_since else ""
         yield warning(
             ProblemCode.SLOT_UNREAD,
-            thing, f"is read by nobody{since}, and the source holds {size(behind)} of WAL for it",
+            thing, f"is not being read{since}, and the source keeps {size(behind)} of WAL for it",
             "run `pgcdc sync`, `pgcdc follow` or `pgcdc up`",
         )  # fmt: skip
     yield from _idle_timeout(facts.now, slot, source)
@@ -117,12 +120,13 @@ def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Itera
     if idle > limit * _NEARLY:
         yield error(
             ProblemCode.SLOT_NEARLY_LOST,
-            slot.thing, f"is nearly lost: nobody has read it for {span(idle)}, and after {span(limit)} it is given up",
+            slot.thing, f"is nearly lost: it was not read for {span(idle)}, and the source invalidates it after "
+            f"{span(limit)}",
             f"run `pgcdc sync` now, then {raised}",
         )  # fmt: skip
     elif limit < LONGEST_PAUSE:
         yield warning(
-            ProblemCode.SLOT_IDLE_TIMEOUT, slot.thing, f"is given up when nobody reads it for {span(limit)}", raised
+            ProblemCode.SLOT_IDLE_TIMEOUT, slot.thing, f"is invalidated if it is not read for {span(limit)}", raised
         )
 
 
@@ -136,7 +140,7 @@ def _wal_held(facts: Facts) -> Iterator[Problem]:
     if held > HELD_WAL_BYTES and source.max_slot_wal_keep_bytes is None:
         yield warning(
             ProblemCode.SLOT_HOLDS_WAL,
-            thing, f"holds {size(held)} of WAL, and only the source's disk bounds it (max_slot_wal_keep_size = -1)",
+            thing, f"keeps {size(held)} of WAL on the source without a limit (max_slot_wal_keep_size = -1)",
             "let `pgcdc sync` catch up, or set max_slot_wal_keep_size on the source",
         )  # fmt: skip
     confirmed = slot.confirmed_flush_lsn or slot.restart_lsn
@@ -144,13 +148,13 @@ def _wal_held(facts: Facts) -> Iterator[Problem]:
         who = str(source.oldest) if source.oldest else "a long transaction on the source"
         yield warning(
             ProblemCode.SLOT_HELD_BACK,
-            thing, f"cannot let go of {size(confirmed - slot.restart_lsn)} of WAL that we have read: {who} needs it",
+            thing, f"keeps {size(confirmed - slot.restart_lsn)} of WAL that was already read: {who} still needs it",
             "end that transaction on the source",
         )  # fmt: skip
     if slot.catalog_xmin_age is not None and slot.catalog_xmin_age > CATALOG_XMIN_AGE:
         yield warning(
             ProblemCode.SLOT_HOLDS_CATALOG,
-            thing, f"keeps dead catalog rows of {slot.catalog_xmin_age} transactions on the source",
+            thing, f"keeps vacuum from removing dead catalog rows of the last {slot.catalog_xmin_age} transactions",
             "let `pgcdc sync` catch up, and end long transactions on the source",
         )  # fmt: skip
 
@@ -166,27 +170,27 @@ def _positions(facts: Facts) -> Iterator[Problem]:
     if confirmed is not None and confirmed > log.transform_lsn:
         yield error(
             ProblemCode.LOG_GAP,
-            "change log", f"ends at {log.transform_lsn}, but the slot was confirmed up to {confirmed}: "
-            "changes between the two are gone", COPY_ANEW,
+            "change log", f"ends at {log.transform_lsn}, but the slot was confirmed up to {confirmed}: the "
+            "changes between these LSNs are lost", COPY_ANEW,
         )  # fmt: skip
     if source and not source.identity.is_same(log.identity):
         yield error(
             ProblemCode.LOG_OF_ANOTHER_SOURCE,
             "change log", f"belongs to {_stream(log.identity)}, but the source is {_stream(source.identity)}",
-            "set `source`, `slot` or `lake` back, or use a lake of its own",
+            "restore the setting `source`, `slot` or `lake`, or use a separate lake",
         )  # fmt: skip
     elif source and log.transform_lsn > source.flush_lsn:
         yield error(
             ProblemCode.LOG_AHEAD_OF_SOURCE,
-            "change log", f"stands at {log.transform_lsn}, ahead of the source's WAL at {source.flush_lsn}: "
-            "the source was restored to an earlier time", NEW_LAKE,
+            "change log", f"is at {log.transform_lsn}, ahead of the source's WAL at {source.flush_lsn}: the "
+            "source was restored to an earlier time", NEW_LAKE,
         )  # fmt: skip
     for table in facts.tables:
         if table.state.readable and table.replay_lsn is not None and table.replay_lsn < log.start:
             yield error(
                 ProblemCode.TABLE_LOST_CHANGES,
-                f"table {table.name}", f"stands at {table.replay_lsn}, but the log begins at {log.start}: "
-                "changes between the two are gone", f"run `pgcdc snapshot {table.name.shell}`",
+                f"table {table.name}", f"is at {table.replay_lsn}, but the log begins at {log.start}: the "
+                "changes between these LSNs are lost", f"run `pgcdc snapshot {table.name.shell}`",
             )  # fmt: skip
 
 
@@ -199,13 +203,13 @@ def _source(facts: Facts) -> Iterator[Problem]:
             ProblemCode.SOURCE_WAL_LEVEL,
             "source",
             f"has wal_level = {source.wal_level}",
-            "set wal_level = logical and restart it",
+            "set wal_level = logical and restart the server",
         )
     if matches_standby_names(source.synchronous_standby_names, APPLICATION):
         yield error(
-            ProblemCode.SOURCE_WAITS_FOR_US, "source", "waits for us at every commit: synchronous_standby_names = "
-            f"{source.synchronous_standby_names!r} matches our application_name {APPLICATION!r}",
-            "name the standbys one by one there",
+            ProblemCode.SOURCE_WAITS_FOR_US, "source", "waits for pgcdc at every commit: synchronous_standby_names = "
+            f"{source.synchronous_standby_names!r} matches its application_name {APPLICATION!r}",
+            "list each standby by name there",
         )  # fmt: skip
 
 

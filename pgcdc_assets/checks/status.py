@@ -210,7 +210,7 @@ def _at_work(layout: Layout) -> str | None:
 def reachable(settings: Settings) -> str:
     """The source's conninfo. SourceUnavailable if the embedded server does not run."""
     if is_embedded(settings) and not shop.server(settings.state).running:
-        raise SourceUnavailable("does not run", thing="embedded PostgreSQL",
+        raise SourceUnavailable("is not running", thing="embedded PostgreSQL",
                                 do="`pgcdc sync`, `pgcdc follow` and `pgcdc up` start it")  # fmt: skip
     return source_of(settings)
 
@@ -301,13 +301,13 @@ def _nameless(layout: Layout) -> list[Problem]:
     """Problems for lock files that another program holds. Such a lock file does not name its holder."""
     stopped: dict[Location, tuple[Severity, str]] = {
         layout.lock: ("error", "nothing can be written to the lake"),
-        layout.hold: ("warning", f"mirrors wait for it for {UNNAMED_SECONDS:g} s, and `pgcdc verify` is refused"),
+        layout.hold: ("warning", f"mirrors wait {UNNAMED_SECONDS:g} s for it, and `pgcdc verify` is refused"),
         layout.waiting: ("warning", "commands that wait for a running sync are refused"),
     }
-    do = "end it: a backup, for one, may lock the files that it reads; `fuser` and `lslocks` name the process"
+    do = "end that process, for example a backup that locks the files that it reads; `fuser` and `lslocks` show it"
     return [
-        Problem(severity, f"file {place}", f"is locked by a process that does not say who it is, or is another "
-                f"account's: {what}", do, ProblemCode.LAKE_LOCKED)
+        Problem(severity, f"file {place}", "is locked by an unknown process, or by one of another account: "
+                f"{what}", do, ProblemCode.LAKE_LOCKED)
         for place in lock.nameless(layout) for severity, what in [stopped[place]]
     ]  # fmt: skip
 

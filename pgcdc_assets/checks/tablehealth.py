@@ -59,14 +59,14 @@ def _publications(facts: Facts) -> Iterator[Problem]:
             if marked(str(called)):
                 yield error(
                     ProblemCode.TABLE_NAME_NOT_TEXT,
-                    f"table {table.name}", f"is called {called} now, which is not text in the source's encoding: no "
-                    "mirror can have that name", "rename it on the source",
+                    f"table {table.name}", f"was renamed to {called}, which is not text in the source's "
+                    "encoding: no mirror can have that name", "rename it on the source",
                 )  # fmt: skip
                 continue
             yield warning(
                 ProblemCode.TABLE_RENAMED,
-                f"table {table.name}", f"is called {called} now: its mirror goes on under that name",
-                "let `pgcdc sync` go on",
+                f"table {table.name}", f"was renamed to {called}: its mirror will be renamed too",
+                "let `pgcdc sync` run",
             )  # fmt: skip
         yield from _missing([table for table in tables if table not in renamed], published, present)
 
@@ -79,22 +79,22 @@ def _unpublished(facts: Facts) -> Iterator[Problem]:
         return
     stand = {table.name: table.replay_lsn for table in facts.tables if table.replay_lsn is not None}
     stand |= {name: left.lsn for name, left in facts.left.items()}
-    add = "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew"
+    add = "run `pgcdc setup`, then `pgcdc sync`, which copies the table again"
     if not source.ours:
         add = "add it to the publication, or take it out of the setting `tables`; then run `pgcdc sync`"
     for name in sorted(source.meant - source.mirrored):
         if name in stand or facts.catalog.table(name) is not None:
-            where = f", and its mirror stands at {stand[name]}" if name in stand else ""
+            where = f", and its mirror stays at {stand[name]}" if name in stand else ""
             yield error(
                 ProblemCode.TABLE_UNPUBLISHED,
-                f"table {name}", "is not published any more, or is another one under the same name: its changes are "
+                f"table {name}", "is no longer published, or is a new table with the same name: its changes are "
                 f"being lost{where}", add,
             )  # fmt: skip
         elif source.ours:
             yield warning(
                 ProblemCode.TABLE_NOT_PUBLISHED_YET,
-                f"table {name}", "is meant by the setting `tables`, but is not published",
-                "run `pgcdc setup`, or exclude it there",
+                f"table {name}", "is selected by the setting `tables`, but is not published",
+                "run `pgcdc setup`, or exclude it in the setting `tables`",
             )  # fmt: skip
 
 
@@ -110,15 +110,15 @@ def _left(facts: Facts) -> Iterator[Problem]:
         if left.waits_for is not None:
             yield warning(
                 ProblemCode.MIRROR_WAITS_FOR_NAME,
-                f"mirror {name}", f"stands at {left.lsn}, and waits to go on as {left.waits_for}",
-                "let `pgcdc sync` go on; where applying is paused, `pgcdc resume apply` lets it",
+                f"mirror {name}", f"is at {left.lsn}, and waits to be renamed to {left.waits_for}",
+                "let `pgcdc sync` run; if apply is paused, run `pgcdc resume apply`",
             )  # fmt: skip
         elif name not in source.meant | source.mirrored:
-            why = left.moved or "its table was dropped or renamed, or is not meant by the setting `tables`"
+            why = left.moved or "its table was dropped or renamed, or is not selected by the setting `tables`"
             yield warning(
                 ProblemCode.MIRROR_NOT_FOLLOWED,
-                f"mirror {name}", f"stands at {left.lsn} and is not kept any more: {why}",
-                f"`pgcdc forget {name.shell}` deletes it, if nobody reads it",
+                f"mirror {name}", f"stays at {left.lsn} and is no longer updated: {why}",
+                f"if it is not needed, delete it with `pgcdc forget {name.shell}`",
             )  # fmt: skip
 
 
@@ -127,17 +127,17 @@ def _untaken(facts: Facts) -> Iterator[Problem]:
     states = {table.name: table.state for table in facts.tables}
     for lost in facts.untaken:
         rows = lost.rows
-        what = f"{rows.rows} rows of it, between {rows.start} and {rows.end}, went into no mirror"
+        what = f"{rows.rows} of its rows, between {rows.start} and {rows.end}, are in no mirror"
         if lost.table is None:
             yield warning(
                 ProblemCode.ROWS_IN_NO_MIRROR,
-                f"table {rows.name}", f"{what}: it belonged to no table that was followed",
-                "if it is gone, nothing; if it is to be mirrored, run `pgcdc setup`, then `pgcdc sync`, else take it "
-                "out of the publication. This is told as long as the change log holds them",
+                f"table {rows.name}", f"{what}: it was not part of a followed table",
+                "if it was dropped, do nothing; to mirror it, run `pgcdc setup`, then `pgcdc sync`; otherwise remove "
+                "it from the publication. This warning ends when retention removes the rows from the change log",
             )  # fmt: skip
         elif not lost.held and states.get(lost.table) is not None and states[lost.table].readable:
             yield error(
-                ProblemCode.ROWS_IN_NO_MIRROR, f"table {lost.table}", f"{what}, and its copy is older than they are",
+                ProblemCode.ROWS_IN_NO_MIRROR, f"table {lost.table}", f"{what}, and its copy does not contain them",
                 f"run `pgcdc snapshot {lost.table.shell}`",
             )  # fmt: skip
 
@@ -151,8 +151,8 @@ def _missing(
             lacking = ", ".join(str(name) for name in sorted(storage - published))
             yield error(
                 ProblemCode.TABLE_UNPUBLISHED,
-                f"table {table.name}", f"is not published any more ({lacking}): its changes are being lost",
-                "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
+                f"table {table.name}", f"is no longer published ({lacking}): its changes are being lost",
+                "run `pgcdc setup`, then `pgcdc sync`, which copies the table again",
             )  # fmt: skip
             continue
         carriers = [publication for publication in present if publication.tables & _carried(table)]
@@ -176,7 +176,7 @@ def _operations(thing: str, carriers: Sequence[PublicationFacts], *, updates: bo
     elif not any(publication.truncate for publication in carriers):
         yield warning(
             ProblemCode.PUBLICATION_LACKS_TRUNCATE,
-            thing, "is published without truncate: TRUNCATE, VACUUM FULL and CLUSTER have it copied again",
+            thing, "is published without truncate: it is copied again after TRUNCATE, VACUUM FULL or CLUSTER",
             f"let publication {names} publish truncate too",
         )  # fmt: skip
 
@@ -232,7 +232,8 @@ def _identities(facts: Facts) -> Iterator[Problem]:
             yield warning(
                 ProblemCode.TABLE_INSERTS_ONLY,
                 f"table {table.name}", "has a usable replica identity now, but is published for inserts only: updates "
-                "and deletes are not seen", "run `pgcdc setup`, then `pgcdc sync`: it copies the table anew",
+                "and deletes are not replicated",
+                "run `pgcdc setup`, then `pgcdc sync`, which copies the table again",
             )  # fmt: skip
         elif table.name in leafless:
             continue  # No partition, no updates. The first partition decides whether updates are published.
@@ -240,12 +241,12 @@ def _identities(facts: Facts) -> Iterator[Problem]:
             yield warning(
                 ProblemCode.TABLE_INSERTS_ONLY,
                 f"table {table.name}", f"is published without {left_out[table.name]}: its updates and deletes are not "
-                "applied", "let its publication publish them: then it is copied again",
+                "applied", "let its publication publish them; the table is then copied again",
             )  # fmt: skip
         elif not table.updates_seen:
             yield warning(
                 ProblemCode.TABLE_INSERTS_ONLY,
-                f"table {table.name}", "has no usable replica identity: updates and deletes are not seen",
+                f"table {table.name}", "has no usable replica identity: updates and deletes are not replicated",
                 f"give it a primary key, or ALTER TABLE {table.name} REPLICA IDENTITY FULL; then run `pgcdc setup`",
             )  # fmt: skip
 
@@ -262,8 +263,9 @@ def _tables(facts: Facts) -> Iterator[Problem]:
         elif table.state.readable and table.reason:
             yield error(
                 ProblemCode.MIRROR_CHANGED_BY_OTHERS,
-                f"table {table.name}", f"is not what the source has: {table.reason}",
-                f"`pgcdc verify {table.name.shell}` names the rows, `pgcdc snapshot {table.name.shell}` copies it anew",
+                f"table {table.name}", f"does not match the source: {table.reason}",
+                f"`pgcdc verify {table.name.shell}` lists the rows, `pgcdc snapshot {table.name.shell}` copies it "
+                "again",
             )  # fmt: skip
         elif table.state is TableState.WAITING and table.reason:
             yield warning(
@@ -292,7 +294,7 @@ def _back(table: TableFacts) -> str:
         return do
     until = table.kept_until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return (
-        f"{do}, or `pgcdc heal {table.name.shell}` once the reason has gone: its changes stay in the log until {until}"
+        f"{do}, or, once the cause is fixed, `pgcdc heal {table.name.shell}`: its changes stay in the log until {until}"
     )
 
 
@@ -306,14 +308,14 @@ def _messages(facts: Facts) -> Iterator[Problem]:
         yield error(
             ProblemCode.MESSAGES_UNREADABLE,
             thing,
-            f"does not go on: {found.failure}",
-            "see that its folder is there and whole",
+            f"cannot continue: {found.failure}",
+            "check that its folder exists and is complete",
         )
     elif found.complete_to is not None and published is not None and found.complete_to < published:
         yield error(
             ProblemCode.MESSAGES_BEHIND,
             thing, f"is at {found.complete_to}, below the newest consistent point {published}",
-            "the log keeps its messages: run `pgcdc sync`, and see what it says",
+            "the log keeps its messages: run `pgcdc sync`, and read its output",
         )  # fmt: skip
 
 

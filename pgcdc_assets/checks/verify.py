@@ -87,7 +87,7 @@ def verify(
         reports |= found
         taken += 1
     for name in left:
-        under = f"under {taken} snapshots" if taken > 1 else "under one snapshot"
+        under = f"in {taken} attempts" if taken > 1 else "in one attempt"
         reason = f"{reports[name].reason}, {under}; run `pgcdc verify` again"
         reports[name] = replace(reports[name], reason=reason)
         on_table(reports[name])
@@ -139,7 +139,7 @@ class _Comparing:
             if not chosen or len(outdated) < len(chosen):
                 point = self.reach(lsn)
                 if point.replay_lsn != lsn:
-                    raise LakeError(f"the mirrors stand at {point.replay_lsn}", lsn=lsn)
+                    raise LakeError(f"the mirrors are at {point.replay_lsn}", lsn=lsn)
                 versions = point.tables
             for name in chosen:
                 try:
@@ -202,7 +202,7 @@ class _Comparing:
             if (refused := refusal(table.table)) is not None:
                 return TableReport(name, compared=False, reason=f"is set aside: {refused}")
             if version is None:
-                return TableReport(name, compared=False, reason="is not at this point: see `pgcdc status`")
+                return TableReport(name, compared=False, reason="is not in this consistent point: see `pgcdc status`")
             place = self.settings.layout.mirror(name)
             with readable(name):
                 mirror = opened(place, version)

@@ -75,14 +75,21 @@ class RangeType(click.ParamType["LsnRange"]):
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 
 
+def use_log_format(value: str) -> None:
+    """Write log lines in this format, also in child processes."""
+    os.environ[logs.VARIABLE] = value
+    logs.begin(as_json=value == logs.JSON)
+
+
 def log_format() -> click.Option:
-    """The option, which every command has. It sets the variable, for child processes."""
+    """The option, which every command has."""
 
     def keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
         if value is not None:
-            os.environ[logs.VARIABLE] = value
+            ctx.meta[LOG_FORMAT] = value
+            use_log_format(value)
 
     return click.Option(
         [LOG_FORMAT], type=click.Choice([logs.TEXT, logs.JSON]), expose_value=False, is_eager=True, callback=keep,
-        help="The form of the lines on stderr.",
+        help="The format of the lines on stderr.",
     )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
+from pgcdc_assets.cli.arguments import LOG_FORMAT, use_log_format
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.settings import PREFIX, Settings
 
@@ -27,6 +28,8 @@ def of_component(context: click.Context, option: click.Parameter, name: str | No
             os.environ.pop(PREFIX + field.upper(), None)
         os.environ.update({PREFIX + field.upper(): _text(value) for field, value in given.items()})
         context.meta[_META] = name
+        if asked := context.meta.get(LOG_FORMAT) or given.get("log_format"):
+            use_log_format(asked)
     return name
 
 

@@ -114,7 +114,7 @@ def refusal(method: str, path: str, headers: Mapping[str, str], listening: str) 
     if headers.get("sec-fetch-site") not in _OWN and not opens_page:
         return "the request comes from a page of another site"
     if path.rstrip("/") == "/graphql" and method in ("GET", "HEAD") and not _upgrades(headers):
-        return "GraphQL is answered to POST only"
+        return "GraphQL requires POST"
     return None
 
 

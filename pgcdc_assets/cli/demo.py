@@ -45,13 +45,15 @@ _END_SECONDS = 900
 
 @click.command(epilog=examples("pgcdc demo", "pgcdc demo --seconds 10 --ui"))
 @click.option("--seconds", type=click.IntRange(1, LONGEST_SECONDS), default=SECONDS, show_default=True,
-              help="How long to follow live changes once all is copied.")  # fmt: skip
+              help="How long to follow live changes after the copy.")  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0.1, 5000), default=RATE, show_default=True,
               help="Transactions per second that the generator writes.")  # fmt: skip
 @click.option(
-    "--lake", metavar="URL", help="Put the lake into a new folder of this one in an object store, as s3://bucket/x."
+    "--lake",
+    metavar="URL",
+    help="Put the lake into a new folder below this URL of an object store, like s3://bucket/x.",
 )
-@click.option("--ui", is_flag=True, help="Leave Dagster's UI open on it at the end.")
+@click.option("--ui", is_flag=True, help="Start Dagster's UI at the end, and leave it open.")
 def demo(seconds: int, rate: float, lake: str | None, ui: bool) -> int:
     """Copy and follow a live sample shop, then compare every table."""
     from pgcdc_assets.projectsource import started_source
@@ -65,7 +67,7 @@ def demo(seconds: int, rate: float, lake: str | None, ui: bool) -> int:
     with progress.shown("starting PostgreSQL"):
         conninfo = started_source(settings, survive=False)
         tables = len(make_ready(settings, conninfo).catalog.tables)
-        progress.note(f"PostgreSQL runs, {tables} tables, slot and publication are made")
+        progress.note(f"PostgreSQL is running; slot and publication for {tables} tables were created")
     show = Show(settings, conninfo, progress, tables, seconds)
     proof = show.run(rate)
     _print(show, proof, folder, settings.layout.root)
@@ -138,7 +140,7 @@ class Show:
         try:
             generator.run()
         except psycopg.Error as error:
-            self._progress.note(f"the generator ended: {of_exception(error).message}")
+            self._progress.note(f"the generator stopped: {of_exception(error).message}")
 
     def _prove(self) -> None:
         """Wait until all tables are copied and were followed for some time. Then compare source and mirrors, while
@@ -160,7 +162,7 @@ class Show:
 
 def _too_late(lsn: Lsn, max_seconds: float | None = None, /) -> None:
     do = "try again on a less busy machine"
-    raise LakeError("the sync ended before the mirrors were brought there", lsn=lsn, do=do)
+    raise LakeError("the sync ended before the mirrors reached the snapshot", lsn=lsn, do=do)
 
 
 def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> None:
@@ -169,12 +171,12 @@ def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> Non
     report = show.report
     if report is not None:
         click.echo(
-            f"{len(report.copied)} tables copied, {report.transactions} transactions and {report.rows} rows followed "
+            f"{len(report.copied)} tables copied, {report.transactions} transactions and {report.rows} rows replicated "
             f"in {report.seconds:.0f} s; the generator committed {show.transactions}"
         )
     click.echo(in_a_sentence(proof))
     where = folder if root.scheme == LOCAL else f"{root} and {folder}"
-    say(f"pgcdc: lake and Dagster's runs stay in {where}; see them with: cd {folder} && pgcdc up", err=True)
+    say(f"pgcdc: the lake and Dagster's runs stay in {where}; to see them: cd {folder} && pgcdc up", err=True)
 
 
 def _leave_open(settings: Settings) -> None:

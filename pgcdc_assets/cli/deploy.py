@@ -26,7 +26,7 @@ PORT = 4000
 
 @click.command("code-server", epilog=examples("pgcdc code-server --host 0.0.0.0 --port 4000"))
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of the gRPC server.")
-@click.option("--host", default=HOST, show_default=True, help="Address to listen at; the server has no login.")
+@click.option("--host", default=HOST, show_default=True, help="Address to listen on; the server has no login.")
 def code_server(port: int, host: str) -> int:
     """Serve the project to a Dagster that runs elsewhere."""
     settings = project_settings(set_up=False)
@@ -59,7 +59,7 @@ def pack(output: Path) -> int:
     from pgcdc_assets.spark.attempt import versions
 
     if not output.name.endswith((".tar.gz", ".tgz")):
-        raise click.BadParameter("Spark unpacks .tar.gz and .tgz", param_hint="-o")
+        raise click.BadParameter("must end with .tar.gz or .tgz", param_hint="-o")
     packed = archive.pack(output.absolute())
     ours = versions()
     say(f"wrote {output}: {packed.bytes / 1e6:.0f} MB, pgcdc_assets {ours['pgcdc_assets']} and "

@@ -38,7 +38,7 @@ from pgcdc_assets.settings import STATE_FOLDER, unknown_variables
 from pgcdc_assets.store.localfiles import private_log
 
 FAILURE_FILE = STATE_FOLDER / "failure.txt"
-_INTERRUPTED = "interrupted; nothing is half done, and the next run goes on from what is durable"
+_INTERRUPTED = "interrupted; nothing is half done, and the next run continues from there"
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -51,7 +51,7 @@ _INTERRUPTED = "interrupted; nothing is half done, and the next run goes on from
 def pgcdc() -> None:
     """Keeps Delta Lake tables exactly equal to a PostgreSQL database.
 
-    The working directory is the project directory. Settings come from PGCDC_... in the environment, then from
+    The working directory is the project directory. Settings are PGCDC_... variables, or lines of
     pgcdc.yaml. The lake is in ./lake by default. The source `embedded` is a PostgreSQL with a sample shop.
     """
 
@@ -61,8 +61,8 @@ TOPICS = {
     "Follow": (sync, follow, until, pause, resume),
     "Check": (status, positions, verify, metrics),
     "Read": (sql,),
-    "Mend": (snapshot, heal, repair),
-    "Delete what is old": (maintain, forget),
+    "Repair": (snapshot, heal, repair),
+    "Delete old data": (maintain, forget),
     "Dagster and clusters": (up, code_server, pack),
 }
 
@@ -105,9 +105,10 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except PgcdcError as error:
         if logs.as_json():
-            say(f"error: {error}", err=True, **error.to_plain())
+            say(f"error: {error}", err=True, **error.to_plain(), docs=error.docs)
         else:
-            click.echo("pgcdc: " + "\n".join(visible(line) for line in error.told), err=True)
+            told = "\n".join(visible(line) for line in error.told)
+            click.echo(f"pgcdc: {told}\nSee {error.docs}", err=True)
         return error.exit_code
     except KeyboardInterrupt:
         say(f"pgcdc: {_INTERRUPTED}", err=True)

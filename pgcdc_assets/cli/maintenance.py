@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.command(epilog=examples("pgcdc maintain"))
 @as_json
 def maintain(as_json: bool) -> int:
-    """Delete data older than `retention`, and merge small files. A running sync gives way."""
+    """Delete data older than `retention`, and merge small files. Works while a sync runs."""
     settings = project_settings()
     progress = ConsoleProgress()
     with progress.shown("maintain"):
@@ -63,24 +63,24 @@ def maintenance_json(report: MaintenanceReport) -> MaintainDocument:
 
 def _print(report: MaintenanceReport) -> None:
     say(
-        f"forgotten: {report.log_files} files of the log, {report.feed_files} of feeds, {report.points} points; "
-        f"mirrors: {len(report.optimized)} optimized, {report.deleted_files} files deleted "
-        f"({report.deleted_bytes:,} bytes); {report.seconds:.1f} s"
+        f"deleted: {report.log_files} log files, {report.feed_files} feed files, {report.points} points; mirrors: "
+        f"{len(report.optimized)} optimized, {report.deleted_files} files deleted ({report.deleted_bytes:,} bytes); "
+        f"{report.seconds:.1f} s"
     )
     if report.runs:
-        say(f"forgotten of Dagster: {report.runs} runs, with their events")
+        say(f"deleted from Dagster: {report.runs} runs with their events")
     say(f"the log starts at {report.log_start}; the oldest consistent point is {report.oldest_point or 'none'}")
     if report.left:
-        say(f"pgcdc: ended before {len(report.left)} tables; the next maintenance goes on", err=True)
+        say(f"pgcdc: ended early: {len(report.left)} tables are left for the next maintenance", err=True)
     for _, error in report.failed:
         say(f"pgcdc: {error}", err=True)
 
 
 @click.command(epilog=examples("pgcdc forget public.old_orders"))
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def forget(tables: tuple[TableName, ...], yes: bool) -> int:
-    """Delete mirrors and feeds of tables no longer followed. A running sync gives way."""
+    """Delete mirrors and feeds of tables that are no longer replicated. Works while a sync runs."""
     from pgcdc_assets.flow.engine import Engine
     from pgcdc_assets.flow.reports import Silent
 
@@ -95,8 +95,10 @@ def forget(tables: tuple[TableName, ...], yes: bool) -> int:
     names = ", ".join(str(table) for table in tables)
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError(f"there is no terminal to ask at: say --yes to delete what the lake has of {names}")
-        click.confirm(f"Delete what the lake has of {names}?", abort=True, err=True)
+            raise click.UsageError(
+                f"no terminal to ask for confirmation: use --yes to delete the mirrors and feeds of {names}"
+            )
+        click.confirm(f"Delete the mirrors and feeds of {names}?", abort=True, err=True)
     report = Engine(settings, "", Waiting(), _no_spark, f"forget {names}").forget(tables)
     for one in report.tables:
         say(f"{one.table}: {one.files} files deleted ({one.bytes:,} bytes)")

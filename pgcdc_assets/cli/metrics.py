@@ -86,7 +86,7 @@ def serve(found: Metrics, registry: Any, host: str, port: int) -> None:
     try:
         server = make_server(host, port, app, Server, handler_class=Handler)
     except OSError as error:
-        raise MachineError(f"cannot be listened at: {error.strerror or error}", thing=f"address {host}:{port}",
+        raise MachineError(f"cannot be used: {error.strerror or error}", thing=f"address {host}:{port}",
                            do="choose another one with --listen") from None  # fmt: skip
     shown = f"[{host}]" if ":" in host else host
     say(f"pgcdc: metrics at http://{shown}:{port}/metrics", err=True)

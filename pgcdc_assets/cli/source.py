@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.command(epilog=examples("pgcdc setup", "pgcdc setup --sql --role replicator > setup.sql"))
 @as_json
 @click.option("--sql", "as_sql", is_flag=True, help="Print a script for the owner of the source; change nothing.")
-@click.option("--role", help="With --sql: who is to follow the source, if not the role that connects.")
+@click.option("--role", help="With --sql: the role that will replicate, if it is not the connecting role.")
 def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
     """Prepare the source: create publication and slot. Also checks the source and saves the catalog. Safe to run
     again."""
@@ -49,7 +49,7 @@ def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
     if as_sql:
         return _print_script(settings, role)
     if role:
-        raise click.UsageError("--role goes with --sql")
+        raise click.UsageError("--role requires --sql")
     report = make_ready(settings, started_source(settings))
     if as_json:
         click.echo(json.dumps(setup_json(report), indent=1))
@@ -59,10 +59,10 @@ def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
 
 
 @click.command(epilog=examples("pgcdc teardown", "pgcdc teardown --yes --lake"))
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--lake", "lake_too", is_flag=True, help="Remove the lake as well; files of others stay.")
-@click.option("--forget", is_flag=True, help="Ask nothing of the source: it is gone, or another one now.")
-@click.option("--shared", is_flag=True, help="Remove what another project made for this slot, or reads, too.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--lake", "lake_too", is_flag=True, help="Remove the lake too. Files of other programs stay.")
+@click.option("--forget", is_flag=True, help="Do not connect to the source, because it is gone or was replaced.")
+@click.option("--shared", is_flag=True, help="Also remove a slot or publication that another project made or uses.")
 def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
     """Remove what setup made: slot, publication, saved catalog. The lake stays unless --lake is given.
 
@@ -73,13 +73,13 @@ def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
     settings = Settings.load()
     refuse_other_lake(settings, may_be_gone=True)
     things = [] if forget else _to_remove(settings, shared)
-    things = things or ["what this project has saved"]
+    things = things or ["the saved state of this project"]
     if lake_too:
         things.append(f"the lake {settings.layout.root}")
     what = " and ".join([", ".join(things[:-1]), things[-1]] if things[:-1] else things)
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("there is no terminal to ask at: say --yes to remove " + what)
+            raise click.UsageError("no terminal to ask for confirmation: use --yes to remove " + what)
         click.confirm(f"Remove {what}?", abort=True, err=True)
     return _removed(settings, lake_too, forget=forget, shared=shared)
 
@@ -98,9 +98,9 @@ def _to_remove(settings: Settings, shared: bool) -> list[str]:
         return found.ours
     for publication, slots in found.read_by_others.items():
         raise UsageError(
-            f"is read for slot {slots[0]} of another project, which would lose changes",
+            f"is used by slot {slots[0]} of another project, which would lose changes",
             thing=f"publication {publication}",
-            do="tear that project down first, or say `pgcdc teardown --shared`",
+            do="tear that project down first, or run `pgcdc teardown --shared`",
         )  # fmt: skip
     return found.ours
 
@@ -153,8 +153,8 @@ def _room(settings: Settings, copy_bytes: int) -> list[Finding]:
     free = storage.free_bytes(root)
     if free is None or free >= copy_bytes:
         return []
-    what = f"has {amount(free)} free, and the tables have {amount(copy_bytes)} on the source"
-    return [Finding("warning", f"lake {root}", what, "make room, or set `lake` to another place")]
+    what = f"has {amount(free)} free, but the tables take {amount(copy_bytes)} on the source"
+    return [Finding("warning", f"lake {root}", what, "free some space, or set `lake` to another place")]
 
 
 def _check_slot(settings: Settings, conninfo: str) -> None:
@@ -173,7 +173,7 @@ def _check_slot(settings: Settings, conninfo: str) -> None:
     if log is None and slot is not None and slot.database == slot.connected_to:
         refuse_taken_slot(slot, settings.layout)
     if log is not None and slot is None:
-        what = f"is gone, and the lake {settings.layout.root} has a change log of it: changes after it are lost"
+        what = f"does not exist, but the lake {settings.layout.root} has its change log: later changes are lost"
         raise SlotMissing(what, thing=f"slot {settings.slot}", do=COPY_ANEW)
 
 
@@ -191,8 +191,8 @@ def _saved_source(settings: Settings) -> list[Finding]:
             return []
     except SettingsError as error:
         return [Finding("warning", str(SETTINGS_FILE), error.what, error.do or "")]
-    do = "PGPASSWORD, a service file or a passfile is to hold it" if without_secrets(source) != source else ""
-    what = "names the source now" + (", without its password" if do else "")
+    do = "put the password into PGPASSWORD, a service file or a passfile" if without_secrets(source) != source else ""
+    what = "now contains the source" + (", without its password" if do else "")
     return [Finding("info", str(SETTINGS_FILE), what, do)]
 
 
@@ -259,15 +259,15 @@ def _remove_lake(settings: Settings) -> None:
     root = settings.layout.root
     if left := remove_lake(settings.layout):
         more = f" and {len(left) - 1} more" if left[1:] else ""
-        say(f"removed what this project has in lake {root}")
-        say(f"pgcdc: folder {root} stays: {left[0]}{more} in it are not of this project", err=True)
+        say(f"removed this project's files from lake {root}")
+        say(f"pgcdc: folder {root} stays, because it has files of others: {left[0]}{more}", err=True)
     else:
         say(f"removed lake {root}")
 
 
 def _forgotten(settings: Settings) -> dict[str, bool]:
     """Warn that the slot may still exist on a source. Returns an empty dict: it is not known what stays."""
-    say(f"pgcdc: where slot {settings.slot} still stands on a source, drop it: it holds WAL there", err=True)
+    say(f"pgcdc: if slot {settings.slot} still exists on a source, drop it, because it keeps WAL there", err=True)
     return {}
 
 

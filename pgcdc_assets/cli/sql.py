@@ -64,5 +64,9 @@ def _write(connection: DuckDBPyConnection, query: str, form: str) -> None:
         result = Path(folder) / "result"
         options = "FORMAT csv, HEADER" if form == "csv" else "FORMAT json"
         connection.execute(f"COPY (\n{query}\n) TO '{result}' ({options})")
+        if sys.stdout.isatty():
+            for line in result.read_text().splitlines():
+                say(line)
+            return
         with result.open("rb") as written:
             shutil.copyfileobj(written, sys.stdout.buffer)

@@ -44,8 +44,7 @@ def status(as_json: bool) -> int:
 @click.command(epilog=examples("pgcdc positions"))
 @as_json
 def positions(as_json: bool) -> int:
-    """Show the positions written, flushed and replayed. Also shows where following ends, and whether changes are
-    applied."""
+    """Show the LSNs written, flushed and replayed. Also shows at which LSN syncs end, and whether apply is paused."""
     from pgcdc_assets.checks.positions import positions as look
 
     found = look(saved_settings())
@@ -63,8 +62,8 @@ def positions(as_json: bool) -> int:
 def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     """Compare every value in source and mirrors, at one LSN.
 
-    Writes on the source may go on. Exits with 1 if a table differs or cannot be read, and with 3 if no table differs
-    but some tables could not be compared.
+    The source can be written to during the comparison. Exits with 1 if a table differs or cannot be read, and with 3 if
+    no table differs but some tables could not be compared.
     """
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.projectsource import started_source
@@ -167,7 +166,7 @@ def _in_progress(found: Announcement) -> str:
     from pgcdc_assets.checks.health import span
 
     number = f"{found.number} transaction{'s' * (found.number != 1)}, {found.bytes:,} bytes received"
-    return f"{number}; the oldest, xid {found.xid}, for {span(found.age)}, from {found.lsn} on"
+    return f"{number}; the oldest is xid {found.xid}, open for {span(found.age)}, from LSN {found.lsn}"
 
 
 def _late(data: StatusDocument) -> str:
@@ -180,7 +179,7 @@ def print_status(found: Status) -> None:
     data = found.to_json()
     slot = data["slot"]
     if slot:
-        reader = f"read by {data['at_work'] or 'nobody now'}"
+        reader = f"read by {data['at_work']}" if data["at_work"] else "not read now"
         if slot["active"]:
             reader = f"read by pid {slot['active_pid']}"
         say(f"slot {slot['name']}: wal_status {slot['wal_status']}, {reader}")
@@ -193,7 +192,7 @@ def print_status(found: Status) -> None:
     if found.in_progress is not None:
         say(f"in progress          {_in_progress(found.in_progress)}")
     if found.hold is not None:
-        say(f"held                 by {found.hold}" + ("" if found.hold.lsn else ": no turn begins"))
+        say(f"paused               for {found.hold}" + ("" if found.hold.lsn else ": nothing is applied"))
     for kept in data["prepared"]:
         what = f"xid {kept['xid']}, {kept['changes']:,} changes, since {kept['prepared']}"
         say(f"prepared             {visible(kept['gid'])}: {what}")

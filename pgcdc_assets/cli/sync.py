@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--until", type=LsnType(), help="Stop at this LSN instead of now.")
 @as_json
 def sync(until: Lsn | None, as_json: bool) -> int:
-    """Copy tables that have no copy yet, catch up, and end."""
+    """Copy new tables, bring all mirrors up to date, and end."""
     report = _synced("sync", until=None if until is None else str(until))
     _print_sync(report, as_json)
     if until is not None and until <= report.start and not report.transactions:
@@ -35,9 +35,9 @@ def sync(until: Lsn | None, as_json: bool) -> int:
 
 
 @click.command(epilog=examples("pgcdc follow"))
-@click.option("--receive-only", is_flag=True, help="Bring changes into the log alone: the slot is freed, mirrors wait.")
+@click.option("--receive-only", is_flag=True, help="Only write changes to the change log. Mirrors are not updated.")
 def follow(receive_only: bool) -> int:
-    """Keep the mirrors up to date, in the foreground. Ctrl-C ends it at a boundary."""
+    """Keep the mirrors up to date until Ctrl-C."""
     report = _synced("follow", follow=True, receive_only=receive_only or None)
     _print_sync(report, False)
     return _code(report)
@@ -46,23 +46,23 @@ def follow(receive_only: bool) -> int:
 @click.command(epilog=examples("pgcdc snapshot public.orders"))
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def snapshot(tables: tuple[TableName, ...]) -> int:
-    """Copy tables again. The stream and the other tables go on. A running sync gives way."""
+    """Copy tables again. Works while a sync runs."""
     return _for_tables("snapshot", "copy_anew", tables)
 
 
 @click.command(epilog=examples("pgcdc heal public.orders"))
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def heal(tables: tuple[TableName, ...]) -> int:
-    """Resume tables that were set aside, from the change log. Use it once the cause is fixed. Nothing is copied. A
-    running sync gives way."""
+    """Resume tables that were set aside, once the cause is fixed. Applies the changes from the change log; copies
+    nothing. Works while a sync runs."""
     return _for_tables("heal", "heal", tables)
 
 
 @click.command(epilog=examples("pgcdc repair public.orders --range 0/16B3748..0/16C0000"))
 @click.argument("table", type=TableType(), metavar="TABLE")
-@click.option("--range", "span", type=RangeType(), required=True, help="X/Y..X/Y or a partition key.")
+@click.option("--range", "span", type=RangeType(), required=True, help="An LSN range X/Y..X/Y, or a partition key.")
 def repair(table: TableName, span: LsnRange) -> int:
-    """Rebuild, from the change log, the rows that a range touched. A running sync gives way."""
+    """Rebuild, from the change log, the rows that an LSN range touched. Works while a sync runs."""
     settings = project_settings()
     refuse_unknown(settings, [table])
     progress = ConsoleProgress()
@@ -77,8 +77,8 @@ def repair(table: TableName, span: LsnRange) -> int:
 
 @click.command(epilog=examples("pgcdc until --current", "pgcdc until 0/16B3748", "pgcdc until --clear"))
 @click.argument("lsn", type=LsnType(), required=False)
-@click.option("--current", is_flag=True, help="Where the source stands now.")
-@click.option("--clear", is_flag=True, help="Take it back: follow on.")
+@click.option("--current", is_flag=True, help="The source's current LSN.")
+@click.option("--clear", is_flag=True, help="Cancel the request.")
 def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
     """Make the running sync, and the sensor's runs, end at an LSN. Later runs end there too, until --clear."""
     from pgcdc_assets.flow.requests import follow_until
@@ -89,21 +89,21 @@ def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
     if current:
         lsn = _source_position(settings)
     follow_until(settings.layout, lsn)
-    say("following goes on" if lsn is None else f"following ends at {lsn}")
+    say("syncs no longer end at an LSN" if lsn is None else f"syncs end at {lsn}")
     return 0
 
 
 @click.command(epilog=examples("pgcdc pause apply"))
 @click.argument("what", type=click.Choice(["apply"]))
 def pause(what: str) -> int:
-    """Stop applying changes to the mirrors. Changes still go into the log, and the slot is freed."""
+    """Stop applying changes to the mirrors. Changes are still received into the change log."""
     return _pause(paused=True)
 
 
 @click.command(epilog=examples("pgcdc resume apply"))
 @click.argument("what", type=click.Choice(["apply"]))
 def resume(what: str) -> int:
-    """Apply changes again. The mirrors catch up from the log."""
+    """Apply changes again. The mirrors catch up from the change log."""
     return _pause(paused=False)
 
 
@@ -137,15 +137,15 @@ def _print_sync(report: SyncReport, as_json: bool) -> None:
     from pgcdc_assets.mirror.delta.mirrorschema import way_back
 
     if report.paused:
-        say(f"pgcdc: nothing was applied: the log stands at {report.transform_lsn}", err=True)
+        say(f"pgcdc: nothing was applied: the log is at {report.transform_lsn}", err=True)
     for table, reason in report.set_aside:
         do = way_back(table, refused=table in report.refused)
         say(f"pgcdc: {table} is set aside: {reason}; {do}", err=True)
     for table, reason in report.left:
-        say(f"pgcdc: {table} stays behind the other tables: {reason}; run `pgcdc sync` again", err=True)
+        say(f"pgcdc: {table} is behind the other tables: {reason}; run `pgcdc sync` again", err=True)
     for table, what in report.changed:
-        do = f"`pgcdc verify {table.shell}` names the rows, `pgcdc snapshot {table.shell}` copies it anew"
-        say(f"pgcdc: the mirror of {table} is not what the source has: {what}; {do}", err=True)
+        do = f"`pgcdc verify {table.shell}` lists the rows, `pgcdc snapshot {table.shell}` copies it again"
+        say(f"pgcdc: the mirror of {table} does not match the source: {what}; {do}", err=True)
 
 
 def sync_json(report: SyncReport) -> SyncDocument:
@@ -179,7 +179,7 @@ def _pause(*, paused: bool) -> int:
 
     changed = pause_apply(saved_settings().layout, paused=paused)
     already = "" if changed else " already"
-    say(f"apply is paused{already}: changes go into the log alone" if paused else f"changes are applied{already}")
+    say(f"apply is paused{already}: changes only go into the log" if paused else f"changes are applied{already}")
     return 0
 
 

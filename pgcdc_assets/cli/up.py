@@ -57,7 +57,7 @@ _RELOAD_SECONDS = 60.0
 
 @click.command(epilog=examples("pgcdc up", "pgcdc up --port 3005"))
 @click.option("--port", type=click.IntRange(1, 65535), help=f"Port of the UI; {PORT} or the next free one.")
-@click.option("--host", default=HOST, show_default=True, help="Address to listen at; the UI has no login.")
+@click.option("--host", default=HOST, show_default=True, help="Address to listen on; the UI has no login.")
 def up(port: int | None, host: str) -> int:
     """Run Dagster's UI and daemon, with the sensor on."""
     from pgcdc_assets.flow.ownlake import refuse_other_lake
@@ -68,7 +68,7 @@ def up(port: int | None, host: str) -> int:
     settings = Settings.load()
     refuse_other_lake(settings)
     if port is not None and not _is_free(host, port):
-        raise MachineError(f"{port} is in use", thing="port", do="name another one in --port, or leave it out")
+        raise MachineError(f"{port} is in use", thing="port", do="choose another --port, or leave it out")
     stop = threading.Event()
     conninfo = started_source(settings, survive=False)
     with connect(conninfo) as conn:
@@ -90,7 +90,7 @@ def serve(settings: Settings, stop: threading.Event, host: str = HOST, port: int
     try:
         _wait_until_ready(process, stop, url, log)
         click.echo(f"Dagster's UI: {url}")
-        say(f"{settings.name}_sync_sensor is on; Ctrl-C ends it all", err=True)
+        say(f"{settings.name}_sync_sensor is on; Ctrl-C ends everything", err=True)
         while not stop.wait(0.5):
             if process.poll() is not None:
                 raise MachineError(f"ended with code {process.returncode}", thing="Dagster", do=f"see {log}")
@@ -167,7 +167,7 @@ def free_port(host: str) -> int:
     for port in range(PORT, PORT + 100):
         if _is_free(host, port):
             return port
-    raise MachineError(f"no port from {PORT} to {PORT + 99} is free", do="name one: pgcdc up --port N")
+    raise MachineError(f"no port from {PORT} to {PORT + 99} is free", do="choose one: pgcdc up --port N")
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -101,7 +101,7 @@ class Outside:
     """How its rows could be mirrored."""
 
     def __str__(self) -> str:
-        return f"partition {self.name} {self.why}: its rows are in no stream, and not in the mirror"
+        return f"partition {self.name} {self.why}: its rows are not replicated"
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

@@ -24,7 +24,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CODE = 1
 _CURSOR = b"\x1b[?25h"
 """Shows the terminal's cursor, which the progress line hides."""
-_WORD = b"pgcdc: ended before all had stopped; nothing is half done, and the next run goes on from what is durable\n"
+_WORD = b"pgcdc: ended before all had stopped; nothing is half done, and the next run continues from there\n"
 
 
 class Ending:

@@ -34,4 +34,4 @@ def check_format(found: object, thing: str) -> None:
     """Raises UnknownFormat unless ``found``, the format that ``thing`` records, is ours. None means no format."""
     if found != FORMAT:
         stated = "states no format" if found is None else f"has format {found}"
-        raise UnknownFormat(f"{stated}, and this version of pgcdc reads format {FORMAT}", thing=thing)
+        raise UnknownFormat(f"{stated}, but this version of pgcdc reads format {FORMAT}", thing=thing)

@@ -102,5 +102,5 @@ def merged(ranges: Iterable[LsnRange]) -> LsnRange:
         raise BadRange("no range was selected")
     for left, right in pairwise(ordered):
         if left.end != right.start:
-            raise RangeGap(f"ranges do not follow each other: {left} is followed by {right}", lsn=left.end)
+            raise RangeGap(f"ranges are not adjacent: {left} is followed by {right}", lsn=left.end)
     return LsnRange(ordered[0].start, ordered[-1].end)

@@ -73,8 +73,8 @@ REGISTRIES: Final = {
 }  # fmt: skip
 """The kinds of catalogs in which mirrors are registered, with the form of each one's address."""
 _BESIDE: Final = {
-    "catalog": (re.compile(r"[^.\s/]+"), "a name without a dot, a space and a slash"),
-    "prefix": (re.compile(r"[a-z0-9_]*"), "characters out of a-z, 0-9 and _"),
+    "catalog": (re.compile(r"[^.\s/]+"), "a name without dot, space or slash"),
+    "prefix": (re.compile(r"[a-z0-9_]*"), "characters from a-z, 0-9 and _"),
 }  # fmt: skip
 
 

@@ -55,8 +55,8 @@ def change_log_asset(of: Replication) -> dg.AssetsDefinition:
         of.names.change_log,
         of.names.slot,
         "The messages of logical replication as PostgreSQL sent them: append-only, durable before the slot is "
-        "confirmed. Written by the sync job. Materialising a range by hand checks that it is in the log, whole; "
-        "it is never received twice.",
+        "confirmed. Written by the sync job. Materializing a range by hand only checks that the log contains all of "
+        "it; nothing is received again.",
         "check of the change log",
         lambda engine, span: engine.check_range(span),
         metadata.of_log,
@@ -68,9 +68,9 @@ def messages_asset(of: Replication) -> dg.AssetsDefinition:
         of,
         of.names.messages,
         of.names.change_log,
-        "Logical messages (pg_logical_emit_message) of the prefixes that the setting `messages` names, in the "
-        "order of their commits. Written by the sync job, with the mirrors: Lake(root).at(lsn).messages() reads "
-        "those of a consistent point. Materialising a range derives it again from the log.",
+        "Logical messages (pg_logical_emit_message) with the prefixes in the setting `messages`, in commit order. "
+        "Written by the sync job. Lake(root).at(lsn).messages() reads the messages up to a consistent point. "
+        "Materializing a range rebuilds it from the change log.",
         "messages",
         lambda engine, span: engine.messages_range(span),
         metadata.of_messages,
@@ -145,9 +145,9 @@ def snapshot_assets(of: Replication, tables: Sequence[Table]) -> dg.AssetsDefini
             if table.name in points:
                 yield dg.Output(None, out, metadata=metadata.of_copy(points[table.name], table))
         if missing and again:
-            raise dg.Failure(f"the run ended before the copy of {', '.join(missing)}", allow_retries=False)
+            raise dg.Failure(f"the run ended before it copied {', '.join(missing)}", allow_retries=False)
         if missing:
-            asked = "set copy_again in the run's configuration for a new copy"
+            asked = "for a new copy, set copy_again in the run's configuration"
             context.log.info(f"not copied, because they have a copy: {', '.join(missing)}; {asked}")
 
     return _assets_of_tables(
@@ -270,8 +270,8 @@ def consistent_points(of: Replication, tables: Sequence[Table]) -> dg.AssetSpec:
         group_name=of.names.of("mirror"),
         kinds={"deltalake"},
         freshness_policy=of.freshness,
-        description="One row per turn: replay_lsn, and the Delta version of every mirror that is exactly there. "
-        "Lake(root).at(lsn) reads all tables together by it.",
+        description="One row per consistent point: its replay_lsn, and the Delta version of each mirror that is "
+        "exactly at this LSN. Lake(root).at(lsn) uses it to read all tables at one LSN.",
     )
 
 
@@ -282,9 +282,11 @@ def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Select
     for span in selection.ranges:
         own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)
         if len(selection.ranges) > 1:
-            counted = f"{len(selection.ranges)} partitions, {selection.span}, together, with the last of them"
+            counted = (
+                f"{len(selection.ranges)} partitions together, {selection.span}; counts are recorded with the last one"
+            )
             own["counted"] = dg.MetadataValue.text(counted)
         context.add_asset_metadata(found | own if span == last else own, asset_key=key, partition_key=span.key)
     for odd in selection.odd:
-        passed_over = {"passed_over": dg.MetadataValue.text(f"no range of the log: {DELETE}")}
+        passed_over = {"passed_over": dg.MetadataValue.text(f"not a range of the change log: {DELETE}")}
         context.add_asset_metadata(passed_over, asset_key=key, partition_key=odd)

@@ -27,7 +27,7 @@ def slot_asset(of: Replication) -> dg.AssetsDefinition:
         of.names.slot,
         group_name=of.names.source,
         kinds={"postgres"},
-        description="The replication slot on the source: its positions, and the WAL that it holds there.",
+        description="The replication slot on the source: its positions, and the WAL that it keeps.",
     )
 
     @dg.multi_observable_source_asset(name=of.names.of("slot"), specs=[spec])  # type: ignore[untyped-decorator]
@@ -50,7 +50,7 @@ def current_health(of: Replication, instance: dg.DagsterInstance) -> "Status":
         found = status(of.settings)
     except (SettingsError, StoreFailed) as error:
         return refused(error)
-    what = "is no range of the log: it is passed over"
+    what = "is not a range of the change log, so it is skipped"
     register = of.register(instance)
     odd = [Problem("warning", f"partition {key!r} of {register.name}", what, DELETE, ProblemCode.RANGE_KEY_ODD)
            for key in register.odd()]  # fmt: skip

@@ -23,15 +23,15 @@ class PgcdcScaffold(dg.Model):
     source: str = Field(default="{{ env.PGCDC_SOURCE }}", description="A libpq conninfo or URL, or {{ env.NAME }}.")
     lake: str = Field(
         default="",
-        description="A folder of the project, or a URL of an object store; lake/<name> if empty.",
+        description="A folder of the project, or a URL of an object store. Default: lake/<name>.",
     )
 
 
 class PgcdcFreshness(dg.Model, dg.Resolvable):
     """The freshness policy of ``consistent_points``, in texts like ``15 minutes``."""
 
-    fail: Annotated[str, Field(description="The policy fails if no point was current for this time: 15 minutes.")]
-    warn: Annotated[str | None, Field(description="The policy warns after this time: 5 minutes.")] = None
+    fail: Annotated[str, Field(description="Fail if the mirrors were not current for this long, like 15 minutes.")]
+    warn: Annotated[str | None, Field(description="Warn after this time, like 5 minutes.")] = None
 
     def policy(self) -> dg.FreshnessPolicy:
         """Raises SettingsError for a text that is not a duration."""
@@ -60,17 +60,20 @@ class PgcdcScaffolder(dg.Scaffolder[PgcdcScaffold]):
 class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
     """Delta Lake tables kept exactly equal to one PostgreSQL database."""
 
-    name: Annotated[str, Field(description="The source's name. Every name that Dagster sees begins with it.")]
+    name: Annotated[str, Field(description="The source's name. All its names in Dagster begin with it.")]
     source: Annotated[str, Field(description="A libpq conninfo or URL, like {{ env.SHOP_DSN }}.")]
     lake: Annotated[str, Field(description="A folder of the project, or the URL of a folder in an object store.")]
     state: Annotated[
         str | None,
-        Field(description="The folder for what is saved on this machine; .pgcdc/<name> of the project if unset."),
+        Field(
+            description="The folder on this machine for saved state and logs. Default: .pgcdc/<name> in the project."
+        ),
     ] = None
     tables: Annotated[
-        Sequence[str], Field(description="Patterns schema.table, a leading - excludes; all permanent tables if empty.")
+        Sequence[str],
+        Field(description="Patterns like schema.table; a leading - excludes. Default: all permanent tables."),
     ] = ()
-    settings: Annotated[Mapping[str, Any], Field(description="Other settings, as docs/operations.md lists them.")] = {}
+    settings: Annotated[Mapping[str, Any], Field(description="Other settings; see docs/reference/settings.md.")] = {}
     freshness: Annotated[
         PgcdcFreshness | None, Field(description="How old the newest consistent point may be. No policy if unset.")
     ] = None

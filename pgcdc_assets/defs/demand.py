@@ -54,7 +54,7 @@ class Runs:
     """Ids of runs that are queued, starting or running."""
     failures: int = 0
     """The number of sync runs that failed in a row."""
-    why: str = "see the newest"
+    why: str = "see the newest run"
     """Why the last of these runs failed, if the lake has recorded the reason."""
     last_ended: float = 0.0
 
@@ -109,7 +109,7 @@ class Decision:
 def busy(runs: Runs, now: float) -> str | None:
     """The reason why no run may be requested now, even if there is work. None if a run may be requested."""
     if runs.holder is not None:
-        return f"`pgcdc {runs.holder}` is at work"
+        return f"`pgcdc {runs.holder}` is running"
     if runs.under_way:
         return f"run {runs.under_way[0][:8]} is queued or starting"
     if runs.failures:
@@ -126,7 +126,7 @@ def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision
     if state.unapplied and not state.paused:
         return Decision(True, f"{state.unapplied} batches of the log are not applied")
     if state.endpos is not None and state.position >= state.endpos:
-        return Decision(False, f"following ends at {state.endpos}: `pgcdc until --clear` lets it go on")
+        return Decision(False, f"syncs end at {state.endpos} until `pgcdc until --clear`")
     if state.to_copy and not state.paused:
         return Decision(True, f"{state.to_copy} tables are to be copied")
     ahead = state.flush_lsn - state.position
@@ -137,8 +137,8 @@ def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision
     if state.tables_changed:
         return Decision(True, "tables of the source were created, renamed or dropped")
     if ahead >= FOREIGN_WAL_BYTES:
-        return Decision(True, f"{ahead} bytes of WAL have passed")
+        return Decision(True, f"the source is {ahead} bytes of WAL ahead")
     if state.published is None and state.now - cursor.since >= range_seconds:
-        return Decision(True, f"WAL has moved for {state.now - cursor.since:.0f} s")
+        return Decision(True, f"the source has written WAL for {state.now - cursor.since:.0f} s")
     current = state.published is False and not state.unapplied
     return Decision(False, f"nothing published in {ahead} bytes of WAL", current=current)

@@ -43,8 +43,8 @@ class PgcdcLake(dg.ConfigurableIOManager):
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         raise dg.DagsterInvariantViolationError(
-            f"{context.asset_key.to_user_string()} cannot be written to the lake {self.root}: mirrors are written by "
-            "the sync alone; give the asset another IO manager"
+            f"{context.asset_key.to_user_string()} cannot be written to the lake {self.root}: only the sync writes "
+            "mirrors; use another IO manager for the asset"
         )
 
 

@@ -55,7 +55,7 @@ def maintain_job(of: Replication) -> dg.JobDefinition:
         of.names.maintain_job,
         "Retention of log, feeds and points; OPTIMIZE and VACUUM of the mirrors.",
         MAINTAIN_OP,
-        "Forgets what nobody needs of log, feeds, points and mirrors; merges what is in pieces.",
+        "Deletes data older than `retention`, and merges small files.",
         maintain,
     )
 
@@ -182,5 +182,5 @@ def maintenance_schedule(of: Replication, job: dg.JobDefinition) -> dg.ScheduleD
         cron_schedule=QUIET_HOUR,
         run_config={"ops": {of.names.of(MAINTAIN_OP): {"config": config}}},
         default_status=dg.DefaultScheduleStatus.RUNNING if of.running else dg.DefaultScheduleStatus.STOPPED,
-        description="Every night: forgets what nobody needs, and merges what is in pieces.",
+        description="Every night: deletes data older than `retention`, and merges small files.",
     )

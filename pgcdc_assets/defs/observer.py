@@ -89,11 +89,11 @@ class DagsterObserver:
 
         log = ChangeLog(self._layout)
         if log.exists and (gone := self._ranges.prune(log.start, log.position())):
-            self._context.log.info(f"dropped {len(gone)} range keys that the log does not hold (any more)")
+            self._context.log.info(f"deleted {len(gone)} range keys that are not in the change log")
         for hole in self._ranges.mend():
-            self._context.log.warning(f"range {hole} had no partition key any more: registered again, as one")
+            self._context.log.warning(f"range {hole} had lost its partition key: registered again as one range")
         for key in self._ranges.odd():
-            what = f"partition {key!r} of {self._ranges.name} is no range of the log: passed over"
+            what = f"partition {key!r} of {self._ranges.name} is not a range of the change log: skipped"
             self._context.log.warning(f"{what}; {DELETE}")
         return self._ranges.known()
 

@@ -127,10 +127,10 @@ class Selection:
         """Selected keys that are ignored. A user added them, and "all partitions" in the UI selects them too."""
         self.ranges = sorted(LsnRange.from_key(key) for key in keys if key not in odd)
         if keys and not self.ranges:
-            raise BadRange(f"partition {keys[0]!r} of {register.name} is no range of the log", do=DELETE)
+            raise BadRange(f"partition {keys[0]!r} of {register.name} is not a range of the change log", do=DELETE)
         for span in self.ranges:
             if span not in known:
-                raise RangeGap(f"no range {span.key} is registered", do="choose among the partitions that the UI lists")
+                raise RangeGap(f"no range {span.key} is registered", do="choose a partition that the UI lists")
         gaps = [LsnRange(left.end, right.start) for left, right in pairwise(self.ranges) if left.end < right.start]
         self.holes = [gap for gap in gaps if not any(gap.start <= old.start < gap.end for old in known)]
         """Holes between the selected ranges. They are processed too, although they have no keys to select."""
@@ -140,8 +140,11 @@ class Selection:
     def told(self) -> list[str]:
         """Warnings about the selection, as text."""
         return [
-            *(f"partition {key!r} of {self._of} is no range of the log: passed over; {DELETE}" for key in self.odd),
-            *(f"range {hole} has no partition key any more: it is done with its neighbours" for hole in self.holes),
+            *(
+                f"partition {key!r} of {self._of} is not a range of the change log: skipped; {DELETE}"
+                for key in self.odd
+            ),
+            *(f"range {hole} has lost its partition key: it is processed with its neighbours" for hole in self.holes),
         ]
 
 
@@ -180,7 +183,7 @@ def claim(instance: dg.DagsterInstance, names: Names, identity: Identity) -> Non
     if owner != own:
         instance.delete_dynamic_partition(names.owner, own)
         raise WrongInstance(
-            f"has the name {names.source} for another project, which reads {owner}; this one reads {own}",
+            f"uses the name {names.source} for another project, which reads {owner}; this project reads {own}",
             thing=f"Dagster instance {instance.root_directory}",
         )
 

@@ -97,7 +97,7 @@ def build_pgcdc_defs(
     for setting in ("lake", "state"):
         place = given[setting]
         if "://" not in str(place) and not Path(place).is_absolute():
-            raise SettingsError(f"{place} is no whole path", thing=f"setting `{setting}` of source {name}")
+            raise SettingsError(f"{place} is not an absolute path", thing=f"setting `{setting}` of source {name}")
     of = Replication(Settings.of(**given), translator or PgcdcTranslator(), tuple(key_prefix), freshness=freshness)
     catalog = load_catalog(of.settings.catalog_file)
     if catalog is None:

@@ -76,7 +76,7 @@ def report_dead_runs(instance: dg.DagsterInstance, names: Names, layout: Layout,
     silence = lock.silence(layout) if records else 0.0
     dead = [record.dagster_run for record in records if _died(record, names, now or time.time(), silence)]
     for run in dead:
-        instance.report_run_failed(run, "its process is gone; the next run goes on from what is durable")
+        instance.report_run_failed(run, "its process died; the next run continues where it stopped")
     return [run.run_id for run in dead]
 
 

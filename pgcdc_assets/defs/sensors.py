@@ -71,7 +71,7 @@ def sync_sensor(of: Replication, job: dg.JobDefinition) -> dg.SensorDefinition:
         required_resource_keys={of.names.engines},
         minimum_interval_seconds=of.settings.sensor_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING if of.running else dg.DefaultSensorStatus.STOPPED,
-        description="Looks at slot and log by plain SQL; requests one sync run when the mirrors are behind.",
+        description="Checks slot and log with plain SQL, and requests a sync run if the mirrors are behind.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         engines: Engines = getattr(context.resources, of.names.engines)

@@ -60,9 +60,10 @@ def sync_job(of: Replication) -> dg.JobDefinition:
     return job_of_one_op(
         of,
         of.names.sync_job,
-        "PostgreSQL's changes into the mirrors, for as long as the run is asked to.",
+        "Brings PostgreSQL's changes into the mirrors.",
         SYNC_OP,
-        "Copies what is not yet copied, receives, applies and publishes; records every range as it closes.",
+        "Copies new tables, receives changes, applies them and publishes consistent points. Records each LSN range "
+        "when it ends.",
         sync,
     )
 
@@ -87,7 +88,7 @@ def repair_job(of: Replication) -> dg.JobDefinition:
         of.names.repair_job,
         "Repair one mirror for one LSN range, from the change log.",
         REPAIR_OP,
-        "Derives the keys that a range touched again from the log, and merges them into the mirror.",
+        "Rebuilds, from the change log, the rows that a range touched.",
         repair,
     )
 

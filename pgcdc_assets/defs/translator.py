@@ -40,13 +40,14 @@ class PgcdcTranslator:
         group = data.names.of(data.stage)
         if data.stage == "snapshot":
             text = (
-                f"Copies of {name} under an exported snapshot, each exact at its consistent point. The sync job copies "
-                "a table once. For a new copy, materialise any partition with `copy_again: true` in the run's "
-                "configuration."
+                f"Snapshot copies of {name}, each exact at its consistent point. The sync job copies a table once. For "
+                "a new copy, materialize any partition with `copy_again: true` in the run's configuration."
             )
             return dg.AssetSpec(data.key, kinds={"spark", "postgres"}, group_name=group, description=text)
         if data.stage == "changes":
-            text = f"Typed change feed of {name}, in commit order. Materialising a range derives it again from the log."
+            text = (
+                f"Typed change feed of {name}, in commit order. Materializing a range rebuilds it from the change log."
+            )
             return dg.AssetSpec(data.key, kinds={"spark", "deltalake"}, group_name=group, description=text)
         follows = "" if table.updates_seen else " Its updates and deletes are not applied."
         comment = f"{metadata.shortened(table.comment)}\n\n" if table.comment else ""
@@ -60,6 +61,6 @@ class PgcdcTranslator:
                 "dagster/storage_kind": dg.MetadataValue.text("delta"),
                 "dagster/uri": dg.MetadataValue.text(data.uri),
             },
-            description=f"{comment}{name}, equal to the source at its replay_lsn.{follows} Materialising a range "
-            "above replay_lsn applies it; at or below, it repairs the keys that the range touched.",
+            description=f"{comment}{name}, equal to the source at its replay_lsn.{follows} Materialize a range above "
+            "replay_lsn to apply it, or an older range to repair the rows that it touched.",
         )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.core.names import TableName
 
 VERIFY_CHECK = "equal_to_source"
-_REPEATED = " (the last result: a run that materialises assets does not verify them)"
+_REPEATED = " (the last result: a run that materializes assets does not verify them)"
 
 
 def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
@@ -39,7 +39,7 @@ def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
     }
     for table in catalog.tables:
         specs[op_name("mirror", table.name)] = dg.AssetCheckSpec(
-            MIRROR_CHECK, asset=of.spec("mirror", table).key, description="Followed exactly, not set aside"
+            MIRROR_CHECK, asset=of.spec("mirror", table).key, description="Replicated exactly, not set aside"
         )
     specs |= verify_specs(of, catalog)
 
@@ -80,8 +80,8 @@ def _any_of_health(selected: Iterable[dg.AssetCheckKey]) -> bool:
 def verify_specs(of: Replication, catalog: Catalog) -> dict[str, dg.AssetCheckSpec]:
     """The checks, by the names of their outputs in the op of all checks."""
     text = (
-        "Every value equals the source's. Reads the whole table on both sides; run it by itself, or all tables by the "
-        f"job {of.names.verify_job}."
+        "Every value equals the source's. Reads the whole table on both sides; run it alone, or verify all tables "
+        f"with the job {of.names.verify_job}."
     )
     return {
         op_name("equal", table.name): dg.AssetCheckSpec(

@@ -98,7 +98,9 @@ def commit_rewritten(table: DeltaVersion, files: Sequence[Added], reports: Seque
     of rows differ."""
     left = sum((file.rows or 0) - file.deleted for file in files)
     if sum(report.rows for report in reports) != left:
-        raise LakeError(f"{left} rows were to be written anew", thing=str(table.folder))
+        raise LakeError(
+            f"{left} rows should have been rewritten, but the new files have another number", thing=str(table.folder)
+        )
     return replace_files(table, files, reports, {}, changes=False)
 
 
@@ -137,7 +139,7 @@ def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
         storage.create(log / commit_name(version), "".join(json.dumps(action) + "\n" for action in actions).encode())
     except FileExistsError:
         raise CommitLost("another writer committed at the same time", thing=str(log.parent),
-                         do="let one process write to the lake") from None  # fmt: skip
+                         do="let only one process write to the lake") from None  # fmt: skip
 
 
 def fence(folder: Location, version: int, leader: int) -> None:
@@ -162,7 +164,7 @@ def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int])
     for app_id, version in positions.items():
         stands = table.positions.get(app_id)
         if stands is not None and (stands > version or (stands == version and mode == "append")):
-            raise LakeError(f"stands at {stands} of {app_id}, not below {version}", thing=str(table.folder))
+            raise LakeError(f"is at {stands} of {app_id}, not below {version}", thing=str(table.folder))
 
 
 def now_ms() -> int:
@@ -175,7 +177,7 @@ def _replaced(table: DeltaVersion, gone: Mapping[str, BitMap64], now: int) -> li
     path = table.folder
     changed = [(file, _larger(path, file, gone[file.path])) for file in table.files if file.path in gone]
     if len(changed) != len(gone):
-        raise LakeError("rows of a file go that is none of the table's", thing=str(path))
+        raise LakeError("a commit deletes rows of a file that is not part of the table", thing=str(path))
     left = [(file, vector) for file, vector in changed if file.rows is None or len(vector) < file.rows]
     descriptors = write_vectors(path, [vector for _, vector in left]) if left else []
     actions: list[Action] = [{"remove": removal(file, now)} for file, _ in changed]
@@ -188,7 +190,7 @@ def _larger(folder: Location, file: Added, gone: BitMap64) -> BitMap64:
     vector = file.action.get("deletionVector")
     before = BitMap64() if vector is None else read_vector(folder, vector)
     if not before.isdisjoint(gone):
-        raise LakeError("rows go that are gone", thing=str(folder / file.path))
+        raise LakeError("a commit deletes rows that are already deleted", thing=str(folder / file.path))
     return before | gone
 
 
@@ -239,16 +241,16 @@ def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
     reason = unfit(table, vectors=vectors)
     if reason is not None:
         raise LakeError(reason, thing=f"Delta table {table.folder}",
-                        do="drop the feature (ALTER TABLE ... DROP FEATURE), "
-                           "or move it away and copy the table anew")  # fmt: skip
+                        do="drop the feature (ALTER TABLE ... DROP FEATURE), or move it away and copy the "
+                           "table again")  # fmt: skip
 
 
 def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
     """Why changes cannot be applied to a table with these features, as text; None if they can be applied."""
     odd = sorted(table.features - FEATURES)
     if odd:
-        return f"has a feature that changes cannot be applied to: {', '.join(odd)}"
-    return "has no deletion vectors any more" if vectors and "deletionVectors" not in table.features else None
+        return f"has a table feature that pgcdc cannot write: {', '.join(odd)}"
+    return "no longer has deletion vectors" if vectors and "deletionVectors" not in table.features else None
 
 
 def settle(folders: Iterable[Location]) -> None:

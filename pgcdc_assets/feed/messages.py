@@ -316,7 +316,7 @@ def read_messages(layout: Layout, span: LsnRange, stood: Lsn, commits: Sequence[
         raise LakeError("does not exist", thing=f"feed {layout.messages}")
     stands = Lsn(max(delta.positions.values(), default=0))
     if stands < stood:
-        raise LakeError(f"stands at {stands}, where a consistent point saw it at {stood}",
+        raise LakeError(f"is at {stands}, but a consistent point recorded it at {stood}",
                         thing=f"feed {layout.messages}")  # fmt: skip
     files = [file for file in delta.files if _bounds_of(file)[0] < span.end and _bounds_of(file)[1] >= span.start]
     at = pc.field(ORDER_LSN)

@@ -81,15 +81,15 @@ class Router:
         root, known = self._root(shape), self.tables.get(shape.relation_id)
         for holder in self.holders.get(shape.relation_id, ()):
             went = "dropped" if shape.forgotten else "detached"
-            yield holder, f"its partition {_leaf(holder, shape)} was {went}, whose rows went with it"
+            yield holder, f"its partition {_leaf(holder, shape)} was {went}, together with its rows"
         if known is not None and root is not None:
             yield known, f"the table became a partition of {root.name}"
         if root is not None and shape.relation_id not in known_leaves(root):
-            yield root, f"partition {shape.table} came, maybe with rows in it"
+            yield root, f"partition {shape.table} was added, possibly with rows"
         if known is None and shape.root is None and shape.catalog_name in (None, shape.table):
             namesake = self.names.get(shape.table)
             if namesake is not None:
-                yield namesake, "the table was dropped and made anew, or another one has its name now"
+                yield namesake, "the table was dropped and created again, or another table has its name now"
 
 
 def known_leaves(table: Table) -> set[int]:

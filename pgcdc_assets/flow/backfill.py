@@ -50,7 +50,7 @@ def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepo
             work.session(), LogSpan(work.log, part_of), work.feeds, followed, again=again
         ).items():
             if part.ended is not None:
-                do = f"copy it anew: `pgcdc snapshot {name.shell}`"
+                do = f"copy it again: `pgcdc snapshot {name.shell}`"
                 raise NotRepairable(part.ended.reason, thing=str(name), lsn=part.ended.lsn, do=do)
             entry = work.progress[name]
             turn = TableTurn(name, entry.replay_lsn, entry.version, changes=part.counts)
@@ -82,9 +82,9 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
     for name in tables:
         unread = work.progress[name].unread
         if unread is not None:
-            raise NotRepairable(f"rows came under another structure: {unread.what}", thing=str(name),
+            raise NotRepairable(f"rows have another structure: {unread.what}", thing=str(name),
                                 lsn=work.progress[name].replay_lsn,
-                                do="run `pgcdc sync`, which asks the source's catalog")  # fmt: skip
+                                do="run `pgcdc sync`, which checks the source's catalog")  # fmt: skip
     return _report(work, span, turns)
 
 
@@ -112,7 +112,7 @@ def _readable(work: Work, name: TableName) -> TableRecord:
 def _unreadable(entry: TableRecord) -> UsageError:
     name = entry.table.name
     what = str(entry.state).replace("_", " ")
-    return UsageError(f"is {what}, so no range of it can be worked on", thing=str(name),
+    return UsageError(f"is {what}, so its ranges cannot be rebuilt", thing=str(name),
                       do=f"copy it first: `pgcdc snapshot {name.shell}`")  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def _repaired(work: Work, entry: TableRecord, span: LsnRange) -> TableTurn:
     except Exception as error:
         if isinstance(error, PgcdcError) or (failure := of_one_table(error)) is None:
             raise
-        do = f"copy it anew: `pgcdc snapshot {table.name.shell}`"
+        do = f"copy it again: `pgcdc snapshot {table.name.shell}`"
         raise NotRepairable(failure, thing=str(table.name), lsn=span.start, do=do) from None
     work.target.settle({entry.table.name: result.version})
     turn = record(work, result, {})

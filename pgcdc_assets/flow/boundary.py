@@ -104,7 +104,7 @@ class Boundary:
                 if now > deadline:
                     who = ", ".join(str(one) for one in old)
                     raise CopyBlocked(
-                        f"not taken within {LOCK_SECONDS} s, for it waits for every open transaction: {who}",
+                        f"not taken within {LOCK_SECONDS} s, because it waits for all open transactions: {who}",
                         thing="snapshot", do="end these transactions, then run again",
                     )  # fmt: skip
                 if now > tell_at:

@@ -63,7 +63,7 @@ def _commented(work: Work) -> Iterator[Table]:
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
     """Raise EmptyPublication if no table is published: a run would seem to succeed while every change is lost."""
     if not live:
-        raise EmptyPublication("lists no table any more", thing=f"publication {catalog.publication}",
+        raise EmptyPublication("no longer lists a table", thing=f"publication {catalog.publication}",
                                do="add the tables back, or run `pgcdc setup`")  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def _take_names(work: Work, shown: Mapping[TableName, Table]) -> None:
     progress.renamed_among(shown.values())
     for name in progress.gone(shown):
         if before[name] not in now:
-            work.observer.progress("watch", f"table {name}: is not published any more, or was dropped", table=str(name))
+            work.observer.progress("watch", f"table {name}: is no longer published, or was dropped", table=str(name))
     for name in progress.found(shown.values()):
         if shown[name].oid not in known:
             work.observer.progress("watch", f"table {name}: is published now", table=str(name))

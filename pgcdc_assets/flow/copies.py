@@ -24,7 +24,7 @@ from pgcdc_assets.source.setup.rights import lacking_rights
 from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.snapshot.export import exported_snapshot, shown_tables
 
-_GRANTED = "then run again: it copies the table"
+_GRANTED = "then run again, which copies the table"
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Copies:
             return True
         if not self._follow:
             why = f"was altered after or during each of its {COPY_ROUNDS} copies in this run"
-            self._fail(CopyOutdated(why, thing=f"table {name}", do="run `pgcdc sync` when its definition rests"))
+            self._fail(CopyOutdated(why, thing=f"table {name}", do="run `pgcdc sync` when it is no longer altered"))
         return False
 
     def _sorted(self, failures: Failures) -> RoundEnd:
@@ -226,13 +226,13 @@ class Copies:
                 continue
             new = self._work.progress.not_copied(name, failure.what)
             if self._rounds[name] < COPY_ROUNDS and not isinstance(failure, RightLacking):
-                self._say(f"again, for {failure.thing} {failure.what}", name)
+                self._say(f"again, because {failure.thing} {failure.what}", name)
                 end.again.add(name)
             elif not self._follow:
                 if name in self._work.progress:
                     self._fail(failure)
             elif new:
-                self._say(f"left for later: {failure.thing} {failure.what}", name)
+                self._say(f"postponed: {failure.thing} {failure.what}", name)
         return end
 
     def _not_copied(self, name: TableName, failure: PgcdcError) -> None:

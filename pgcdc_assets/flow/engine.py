@@ -235,7 +235,7 @@ class Engine:
                 self._note_put_aside(folder, aside)
 
     def _note_put_aside(self, folder: Location | str, names: tuple[str, ...]) -> None:
-        text = f"{folder}: {len(names)} files of its log were torn, from {names[0]} on; put aside"
+        text = f"{folder}: {len(names)} files of its Delta log were incomplete, from {names[0]} on; moved aside"
         self._observer.progress("recover", text)
 
     def _saved_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
@@ -245,7 +245,7 @@ class Engine:
             raise IdentityMismatch(
                 f"is database {found.database} of system {found.system_identifier}, but this project was set up for "
                 f"database {saved.identity.database} of system {saved.identity.system_identifier}", thing="source",
-                do="set `source` to that one, or set up the other in a folder of its own",
+                do="set `source` to that database, or set up the other one in a separate folder",
             )  # fmt: skip
         return saved
 
@@ -290,8 +290,7 @@ class Engine:
         stands = work.progress.highest
         if stands > source:
             raise LogAhead(
-                f"stands at {stands}, ahead of the source's WAL at {source}: "
-                "the source was restored to an earlier time",
+                f"is at {stands}, ahead of the source's WAL at {source}: the source was restored to an earlier time",
                 thing=f"lake {work.layout.root}", do=NEW_LAKE,
             )  # fmt: skip
 

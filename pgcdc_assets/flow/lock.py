@@ -44,7 +44,7 @@ class LockHolder:
 
     def __str__(self) -> str:
         if not self.pid:
-            return "a process that does not say who it is"
+            return "an unknown process"
         return f"`pgcdc {self.command}` ({self.process.told if self.process else f'pid {self.pid}'})"
 
     @property
@@ -80,10 +80,10 @@ def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop:
             found = holder(layout)
             if found is not None and not found.gives_way:
                 raise
-            refusal = lambda: f"{waiting(layout) or 'another command'} waits for this lake already"  # noqa: E731
+            refusal = lambda: f"{waiting(layout) or 'another command'} already waits for this lake"  # noqa: E731
             with sole(layout, layout.waiting, refusal) as place:
                 place.write(str(LockHolder(os.getpid(), command)))
-                say(f"waits for {found or 'the lake'}, which gives way after its turn and after copies under way")
+                say(f"waits for {found or 'the lake'}, which pauses after its current turn and copies")
                 while not stop.wait(storage.pace(layout.root)):
                     with suppress(LockHeld):
                         lake.enter_context(lake_lock(layout, command))
@@ -138,7 +138,7 @@ def refuse_unwritable(layout: Layout) -> None:
 
 def unwritable(layout: Layout, error: OSError) -> MachineError:
     """The error for a lake whose folders cannot be created or written."""
-    do = "make it writable, or let its owner run it; a new project may name another folder in the setting `lake`"
+    do = "make it writable, or run as its owner; for a new project, set `lake` to another folder"
     return MachineError(f"cannot be written: {error.strerror}", thing=f"lake {layout.root}", do=do)
 
 

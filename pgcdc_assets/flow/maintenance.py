@@ -93,7 +93,9 @@ class Thinning:
         with contained() as failed:
             work.target.delete_unneeded(name, promised, retention.GRACE, lambda: True)
         if failed.reason is not None:
-            work.observer.progress("maintain", f"the old versions of {name} stay: {failed.reason}", table=str(name))
+            work.observer.progress(
+                "maintain", f"old versions of {name} were not deleted: {failed.reason}", table=str(name)
+            )
 
 
 @dataclass(frozen=True)
@@ -120,11 +122,11 @@ def forget_tables(work: Work, tables: Sequence[TableName]) -> ForgetReport:
 
 def _refuse(work: Work, name: TableName) -> None:
     if name in work.progress:
-        do = "leave it out by the setting `tables`, or drop it, and run `pgcdc sync` first"
+        do = "exclude it in the setting `tables`, or drop it, and run `pgcdc sync` first"
         raise UsageError("is followed, so its mirror stays", thing=f"table {name}", do=do)
     if (waiting := next((one for one in work.progress if one.former == name), None)) is not None:
-        do = f"run `pgcdc sync` first: {waiting.table.name} goes on with it"
-        raise UsageError("is what another table goes on with", thing=f"mirror {name}", do=do)
+        do = f"run `pgcdc sync` first: it becomes the mirror of {waiting.table.name}"
+        raise UsageError("will become the mirror of another table", thing=f"mirror {name}", do=do)
     if not work.target.keeps(name):
         raise UnknownTable("has no mirror in this lake", thing=str(name))
 

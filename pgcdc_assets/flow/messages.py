@@ -63,11 +63,11 @@ def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
     feed = work.messages or _opened(work)
     if not feed.exists:
         raise UsageError("does not exist", thing="the feed of messages",
-                         do="set `messages` to patterns of the prefixes to take")  # fmt: skip
+                         do="set `messages` to patterns of the prefixes to include")  # fmt: skip
     held = LsnRange(feed.covered.start, feed.complete_to)
     if span.end <= held.start or span.start >= held.end:
-        raise UsageError(f"holds {held}, and nothing of the range {span}", thing="the feed of messages",
-                         do="choose a range within")  # fmt: skip
+        raise UsageError(f"has {held}, and nothing of the range {span}", thing="the feed of messages",
+                         do="choose a range within it")  # fmt: skip
     return feed.derive_again(work.log, span)
 
 
@@ -102,4 +102,4 @@ def _opened(work: Work) -> MessageFeed:
 def _report_failure(work: Work, failure: str) -> None:
     if failure not in work.messages_reported:
         work.messages_reported.add(failure)
-        work.observer.progress("messages", f"the feed of messages does not go on: {failure}")
+        work.observer.progress("messages", f"the feed of messages cannot continue: {failure}")

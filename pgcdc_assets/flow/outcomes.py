@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -19,8 +19,10 @@ from pgcdc_assets.errors import LakeError, PgcdcError, RangeGap, StoreFailed, Un
 from pgcdc_assets.flow import lock
 from pgcdc_assets.store import storage
 
-KILLED: Final = "did not end: its process was killed, or the machine lost its power"
-GOES_ON: Final = "run it again: it goes on from what is durable"
+KILLED: Final = "its process was killed, or the machine lost power"
+GOES_ON: Final = "run it again: it continues where it stopped"
+_RECORD_EVERY: Final = timedelta(minutes=1)
+"""An operation that lasts for days records its successes this often, because each record is a write to the lake."""
 _MISTAKES: Final = (UsageError, UnknownTable, RangeGap)
 """Mistakes of the caller. They are not recorded, because nothing is wrong with the lake."""
 
@@ -62,8 +64,8 @@ class Outcome:
     """The last outcome of one kind of operations."""
 
     succeeded: datetime | None = None
-    """When an operation last succeeded. In follow mode, a sync also records a success whenever the mirrors have applied
-    the whole log and a point lists them."""
+    """When an operation last succeeded. In follow mode, a sync also records a success, at most once a minute, when the
+    mirrors have applied the whole log and a point lists them."""
     failed: Failure | None = None
     """The last failure after ``succeeded``."""
     under_way: UnderWay | None = None
@@ -166,9 +168,10 @@ class _Book:
         self._write(under_way=UnderWay(self._command, os.getpid(), _now()))
 
     def succeeded(self) -> None:
-        if self._fresh or self._outcome.failed is not None:
+        now, last = _now(), self._outcome.succeeded
+        if self._fresh or last is None or now - last >= _RECORD_EVERY or self._outcome.failed is not None:
             self._fresh = False
-            self._write(succeeded=_now(), failed=None)
+            self._write(succeeded=now, failed=None)
 
     def failed(self, error: PgcdcError, more: int = 0) -> None:
         what = f"{error.what} (and {more} more)" if more else error.what
@@ -210,7 +213,7 @@ def _load(layout: Layout) -> dict[str, Outcome]:
     except FileNotFoundError:
         return {}
     except (OSError, *MALFORMED) as error:
-        raise LakeError(f"cannot be read: {type(error).__name__}", thing=str(path), do="the next sync writes it anew") \
+        raise LakeError(f"cannot be read: {type(error).__name__}", thing=str(path), do="the next sync replaces it") \
             from None  # fmt: skip
 
 

@@ -35,13 +35,13 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
         if not at_home and _holds(note):
             raise WrongLake(
                 f"is a copy of this project's lake, which is {note.lake}", thing=f"lake {layout.root}",
-                do=f"{_set(note)}; or rename that folder, if the project is to go on with the copy",
+                do=f"{_set(note)}; or, to continue with the copy, rename that folder",
             )  # fmt: skip
     elif not at_home:
         what = "holds the change log of another project" if found else "has no change log"
         raise WrongLake(
             f"{what}, and the lake of this project is {note.lake}", thing=f"lake {layout.root}",
-            do=f"{_set(note)}; a lake that was moved whole is known again; for a new lake {COPY_ANEW}",
+            do=f"{_set(note)}; a lake that was moved as a whole is recognised; for a new lake, {COPY_ANEW}",
         )  # fmt: skip
     elif found:
         raise WrongLake(
@@ -51,8 +51,7 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
     elif not may_be_gone:
         raise WrongLake(
             "has lost the change log that this project made there", thing=f"lake {layout.root}",
-            do=f"put it back, or mount its disk; if it was moved, set `lake` to its place; where it is gone for good, "
-            f"{COPY_ANEW}",
+            do=f"put it back, or mount its disk; if it was moved, set `lake` to its place; if it is lost, {COPY_ANEW}",
         )  # fmt: skip
 
 
@@ -61,11 +60,11 @@ def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
     it."""
     if slot.active or slot.decoded.total_txns:
         raise WrongLake(
-            f"has no change log, and {slot.thing} has been read before: another lake is likely to depend on it",
+            f"has no change log, but {slot.thing} was read before: another lake probably depends on it",
             thing=f"lake {layout.root}",
-            do="set `lake` (PGCDC_LAKE, or pgcdc.yaml) to that lake, or choose another name in the setting `slot`; "
-            "where no lake needs the slot, run `pgcdc teardown --shared`, then `pgcdc setup` and `pgcdc sync`: "
-            "it copies anew",
+            do="set `lake` (PGCDC_LAKE, or pgcdc.yaml) to that lake, or choose another name in the setting `slot`; if "
+               "no lake needs the slot, run `pgcdc teardown --shared`, then `pgcdc setup` and `pgcdc sync`, which "
+               "copies all tables again",
         )  # fmt: skip
 
 

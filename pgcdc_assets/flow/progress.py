@@ -124,14 +124,16 @@ class TablesProgress:
         name = entry.table.name
         if entry.state is not TableState.SET_ASIDE or entry.refused:
             why = (
-                f"cannot be mirrored: {entry.reason}" if entry.refused else "is not set aside: nothing is to be healed"
+                f"cannot be mirrored: {entry.reason}"
+                if entry.refused
+                else "is not set aside, so there is nothing to heal"
             )
             raise UsageError(why, thing=str(name))
-        held, copied_anew = self._target.standing(name), f"copy it anew: `pgcdc snapshot {name.shell}`"
+        held, copied_anew = self._target.standing(name), f"copy it again: `pgcdc snapshot {name.shell}`"
         if held is None or held.oid not in (None, entry.table.oid):
             raise NotRepairable("has no copy", thing=f"mirror {name}", do=copied_anew)
         if not self._standings.in_log(held):
-            what = f"stands at {held.replay_lsn}, and the log begins at {self._standings.log_begins}"
+            what = f"is at {held.replay_lsn}, but the log begins at {self._standings.log_begins}"
             raise NotRepairable(what, thing=f"mirror {name}", lsn=held.replay_lsn, do=copied_anew)
         return replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=held.version,
                        reason=None)  # fmt: skip
@@ -257,7 +259,9 @@ class TablesProgress:
         self.states.set(entry.table, TableState.CATCHING_UP, held.replay_lsn, entry.reason)
         if former not in self._tables:
             # A crash before this line leaves mirrors under both names. The mirror at the higher position is then used.
-            self.states.set(replace(entry.table, name=former), TableState.MOVED, held.replay_lsn, f"goes on as {name}")
+            self.states.set(
+                replace(entry.table, name=former), TableState.MOVED, held.replay_lsn, f"its table was renamed to {name}"
+            )
         passed(FaultPoint.RENAME_RECORDED)
         self._tables[name] = replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=version,
                                      reshaping=False, former=None)  # fmt: skip
@@ -337,7 +341,7 @@ class TablesProgress:
         """
         if lsn > transform_lsn:
             raise LakeError(
-                f"would stand at {lsn}, above the change log, which is recorded to {transform_lsn}",
+                f"would be at {lsn}, above the end of the change log, {transform_lsn}",
                 thing="consistent point", do="nothing was published: run `pgcdc sync`, and report this",
             )  # fmt: skip
         versions = self.listed.versions_at(lsn)

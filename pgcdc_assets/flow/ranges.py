@@ -114,12 +114,12 @@ def rows_by_kind(batches: Sequence[BatchSummary]) -> dict[str, int]:
 class Why(StrEnum):
     """Why rows of the log were applied to no mirror."""
 
-    LEFT_OUT = "the setting `tables` leaves it out"
-    COPY = "its table waits for a copy, which will hold them"
-    RENAMED = "its table was renamed, and its mirror takes them under the new name"
+    LEFT_OUT = "the setting `tables` excludes it"
+    COPY = "its table waits for a copy, which will contain them"
+    RENAMED = "its table was renamed, and its mirror gets them under the new name"
     SET_ASIDE = "its table is set aside"
-    LEFT = "its partition went, and its rows with it"
-    UNKNOWN = "it belongs to no table that is followed"
+    LEFT = "its partition was removed with its rows"
+    UNKNOWN = "it belongs to no followed table"
 
 
 def untaken(work: Work, span: LogSpan) -> list[Untaken]:
@@ -237,7 +237,7 @@ class RunRanges:
         for rows in untaken(self._work, span):
             if (rows.relation_id, rows.why) not in self._reported:
                 self._reported.add((rows.relation_id, rows.why))
-                what = f"rows of {rows.name} go into no mirror: {rows.why}"
+                what = f"rows of {rows.name} are not applied to a mirror: {rows.why}"
                 self._work.observer.progress("transform", what, table=str(rows.name), lsn=str(span.lsns.start))
 
 
@@ -256,8 +256,8 @@ def _merge_feed(work: Work, entry: TableRecord) -> None:
     with contained() as failed:
         work.feeds.open(entry.table).compact(entry.replay_lsn)
     if failed.reason is not None:
-        work.observer.progress("apply", f"the change feed of {entry.table.name} is not merged: {failed.reason}; "
-                               "`pgcdc repair` of the ranges that it holds derives them again",
+        work.observer.progress("apply", f"the change feed of {entry.table.name} was not merged: {failed.reason}; "
+                               "`pgcdc repair` of its ranges rebuilds it",
                                table=str(entry.table.name))  # fmt: skip
 
 

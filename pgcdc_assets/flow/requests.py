@@ -52,7 +52,9 @@ def operator_requests(layout: Layout) -> OperatorRequests:
     try:
         endpos = Lsn.parse(text) if text else None
     except ValueError:
-        raise LakeError("does not hold an LSN", thing=str(layout.endpos), do="set it anew with `pgcdc until`") from None
+        raise LakeError(
+            "does not hold an LSN", thing=str(layout.endpos), do="set it again with `pgcdc until`"
+        ) from None
     return OperatorRequests(endpos, storage.exists(layout.apply_paused))
 
 
@@ -99,7 +101,7 @@ class VerifyRequest:
     """A text that distinguishes two requests of the same process."""
 
     def __str__(self) -> str:
-        who = f"`pgcdc verify` ({self.by.told})" if self.by else "a process that does not say who it is"
+        who = f"`pgcdc verify` ({self.by.told})" if self.by else "an unknown process"
         return who if self.lsn is None else f"{who}, at {self.lsn}"
 
 
@@ -127,7 +129,7 @@ class PlacedRequest:
 @contextmanager
 def place_verify_request(layout: Layout) -> Iterator[PlacedRequest]:
     """Place a request for the duration of the block. LockHeld if another ``verify`` has placed a request."""
-    with sole(layout, layout.hold, lambda: f"{verify_request(layout) or 'another `pgcdc verify`'} is at work") as held:
+    with sole(layout, layout.hold, lambda: f"{verify_request(layout) or 'another `pgcdc verify`'} is running") as held:
         yield PlacedRequest(held)
 
 

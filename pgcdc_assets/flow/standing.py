@@ -105,7 +105,7 @@ class Standings:
             return waiting
         noted = replace(last.table, name=waiting.table.name)
         if last.name != noted.name:
-            self._states.set(last.table, TableState.MOVED, last.lsn, f"goes on as {noted.name}")
+            self._states.set(last.table, TableState.MOVED, last.lsn, f"its table was renamed to {noted.name}")
             self._states.set(noted, TableState.SET_ASIDE, last.lsn, last.reason)
         return TableRecord(noted, TableState.SET_ASIDE, reason=last.reason)
 

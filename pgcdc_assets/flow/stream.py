@@ -36,7 +36,7 @@ def publish_new(
         return relations_of([*catalog.tables, *states.tables()])
 
     for name in OwnPair.of(conn, settings).add_new(known):
-        observer.progress("watch", f"table {name}: came, and is published from now on", table=str(name))
+        observer.progress("watch", f"table {name}: was created, and is now published", table=str(name))
 
 
 class LogStream:

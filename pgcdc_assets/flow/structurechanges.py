@@ -92,9 +92,7 @@ class StructureChanges:
         assert record.former is not None
         self._work.progress.reshaping(record.table.name)
         what = f"was called {record.former}"
-        self._say(
-            "watch", f"table {record.table.name}: {what}, and its mirror goes on under the new name", record.table.name
-        )
+        self._say("watch", f"table {record.table.name}: {what}, and its mirror is renamed too", record.table.name)
         change = partial(self._work.target.rename, record.former, record.table, record.version, record.replay_lsn)
         self._in_progress.append((MirrorChange(record.table, what, record.former), self._pool.submit(change)))
 
@@ -149,7 +147,11 @@ class StructureChanges:
         self._work.feeds.restart_if_unreadable(change.after)
         self._work.feeds.open(change.after).end_at(progress[name].replay_lsn)
         if change.failure is not None:
-            self._say("watch", f"table {name} is copied: the mirror of {former} cannot go on: {change.failure}", name)
+            self._say(
+                "watch",
+                f"table {name} is copied, because the mirror of {former} cannot continue: {change.failure}",
+                name,
+            )
             progress.request_copy([name])
         if not progress.renamed(name, former, change.version):
             return False
@@ -171,5 +173,5 @@ def _done(before: Table, after: Table) -> str:
     """Says whether the mirror has changed: not if, for example, a column was renamed and renamed back."""
     leaves, now = ({leaf.oid for leaf in table.leaves} for table in (before, after))
     if alike(before, after) and leaves == now:
-        return "that was undone since, and its mirror stays as it was"
-    return "its mirror has followed"
+        return "this was undone, and its mirror is unchanged"
+    return "its mirror has the new structure"

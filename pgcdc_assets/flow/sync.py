@@ -180,7 +180,7 @@ class Sync:
             else:
                 self._stream.until(max(now.endpos, self._copies.highest))
         if now.paused is not before.paused:
-            self._work.observer.progress("apply", "paused: changes go into the log" if now.paused else "goes on")
+            self._work.observer.progress("apply", "paused: changes only go into the log" if now.paused else "resumed")
             if before.paused:
                 self._copies.begin()
 

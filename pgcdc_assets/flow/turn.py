@@ -74,11 +74,13 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
         name, oid = entry.table.name, entry.table.oid
         partitions = [batch.partitions for batch in span.batches if batch.end > entry.replay_lsn]
         if any(oid in of_root for leaves in partitions for of_root in leaves.values()):
-            what = "it was a partition for a while, and its rows came as those of the table that it was attached to"
+            what = (
+                "it was a partition for some time, and its rows arrived as rows of the table to which it was attached"
+            )
             work.observer.progress("watch", f"table {name}: {what}", table=str(name))
             work.progress.hold(name, UnreadRows(Strange.ATTACHED, what))
         elif any(set(leaves.get(oid, ())) - known_leaves(entry.table) for leaves in partitions):
-            what = "a partition came, and rows with it, which may have gone as it was dropped or detached"
+            what = "rows of a new partition arrived, which may be gone, because the partition was dropped or detached"
             work.progress.hold(name, UnreadRows(Strange.PARTITION, what))
 
 

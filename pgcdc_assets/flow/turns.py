@@ -196,7 +196,7 @@ class Turns:
             if name not in self._reported:
                 self._reported.add(name)
                 self._work.observer.progress(
-                    "watch", f"the mirror of {name} is not what the source has: {what}", table=str(name)
+                    "watch", f"the mirror of {name} does not match the source: {what}", table=str(name)
                 )
 
     def _entries(self, names: Sequence[TableName]) -> list[TableRecord]:

@@ -58,9 +58,10 @@ class ChangeFeed:
         """FeedGap if changes at or above ``after`` are missing."""
         if after < self.covered.start:
             raise FeedGap(
-                f"begins at {self.covered.start}, and the changes since {after} are not all in it",
+                f"begins at {self.covered.start}, so it lacks changes since {after}",
                 thing=f"change feed of {self.name}", lsn=after,
-                do="retention removed them, or the table was copied again: read the mirror, and go on from its point",
+                do="retention removed them, or the table was copied again: read the mirror at a point, and continue "
+                   "from its LSN",
             )  # fmt: skip
 
     def rows(self, span: LsnRange, only: pc.Expression | None = None) -> Iterator[pa.Table]:

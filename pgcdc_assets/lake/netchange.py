@@ -52,7 +52,7 @@ def _refuse_other_columns(before: DeltaVersion, after: DeltaVersion, table: Tabl
     if _columns(before) != _columns(after):
         raise LakeError(
             f"has other columns in version {after.number} than in version {before.number}",
-            thing=f"mirror {table.name}", do="compare points on the same side of the change of structure",
+            thing=f"mirror {table.name}", do="compare points that are both before or both after the structure change",
         )  # fmt: skip
 
 
@@ -74,8 +74,8 @@ def _key(table: Table, version: DeltaVersion) -> list[str]:
     held = set(version.columns.names)
     names = {column.attnum: column.name for column in (*former, *table.columns) if column.name in held}
     if not names.keys() >= set(table.key):
-        raise LakeError(f"has no key in version {version.number} that is known now", thing=f"mirror {table.name}",
-                        do="take newer points")  # fmt: skip
+        raise LakeError(f"has no key in version {version.number} that is still known", thing=f"mirror {table.name}",
+                        do="use newer points")  # fmt: skip
     return [names[attnum] for attnum in table.key]
 
 
@@ -159,7 +159,7 @@ def _by_key(rows: Sequence[pa.Table], key: Sequence[str], table: Table) -> list[
         found[mine] = np.arange(len(mine))
         if (found >= 0).sum() != len(mine):
             raise LakeError("contains a key twice", thing=f"mirror {table.name}",
-                            do="its key has changed since: take newer points")  # fmt: skip
+                            do="its key has changed since: use newer points")  # fmt: skip
     return at
 
 

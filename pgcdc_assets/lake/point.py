@@ -132,7 +132,7 @@ class LakeAt:
         start = Lsn.parse(after) if isinstance(after, str) else Lsn(after)
         if self._point.messages is None:
             raise LakeError("holds no messages", thing=f"consistent point {self.lsn}",
-                            do="the setting `messages` asks for them, from the next run on")  # fmt: skip
+                            do="set `messages` to get them from the next run on")  # fmt: skip
         return read_messages(self._layout, LsnRange(min(start, self.lsn), self.lsn), self._point.messages)
 
     def changes(self, table: TableName | str, after: Lsn | str | int) -> Iterator[pa.Table]:
@@ -176,8 +176,8 @@ class LakeAt:
         name = self._known(table)
         if (changed := self._point.changed.get(name)) is not None:
             raise LakeError(
-                f"is not what the source has: {changed}", thing=f"mirror {name}", lsn=self.lsn,
-                do=f"take an LSN from before that, or copy it again with `pgcdc snapshot {name.shell}`",
+                f"does not match the source: {changed}", thing=f"mirror {name}", lsn=self.lsn,
+                do=f"use an earlier LSN, or copy it again with `pgcdc snapshot {name.shell}`",
             )  # fmt: skip
         published, version = self._point.positions[name], self._point.tables[name]
         delta = DeltaLog(self._layout.mirror(name)).at(version)
@@ -186,7 +186,7 @@ class LakeAt:
             raise LakeError(
                 f"version {version} is at {found}, but the published version was at {published}",
                 thing=f"mirror {name}", lsn=self.lsn,
-                do=f"take a newer LSN; where the newest is refused too, run `pgcdc snapshot {name.shell}`",
+                do=f"use a newer LSN; if the newest is refused too, run `pgcdc snapshot {name.shell}`",
             )  # fmt: skip
         return MirrorScan(name, delta)
 

@@ -59,7 +59,7 @@ class MirrorScan:
         except (LakeError, OSError) as error:
             said = error.what if isinstance(error, LakeError) else type(error).__name__
             raise LakeError(f"version {self.table.number} cannot be read: {said}", thing=f"mirror {self.name}",
-                            do="it may be older than the mirror's retention; take a newer LSN") from error  # fmt: skip
+                            do="it may be older than the mirror's retention; use a newer LSN") from error  # fmt: skip
 
     def _may_match(self, group: RowGroup, filter: pc.Expression, compared: Sequence[str]) -> bool:
         # This imports pandas.

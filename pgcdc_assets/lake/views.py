@@ -130,8 +130,8 @@ def refuse_same_names(tables: Iterable[TableName]) -> None:
     for table in tables:
         other = known.setdefault((table.schema.lower(), table.name.lower()), table)
         if other != table:
-            raise LakeError(f"cannot be a view beside {other}: the engine ignores case", thing=f"table {table}",
-                            do="read one of the two alone")  # fmt: skip
+            what = f"cannot be a view together with {other}, because the engine ignores case"
+            raise LakeError(what, thing=f"table {table}", do="read only one of the two")
 
 
 def package(name: str) -> Any:

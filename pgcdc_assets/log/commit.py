@@ -74,7 +74,7 @@ def newest_of(table: DeltaLog) -> DeltaVersion:
     except LakeError as error:
         raise LogCorrupt(error.what, thing=error.thing or str(table.folder)) from None
     if version is None:
-        raise SetupNeeded("does not exist", thing=f"change log {table.folder}", do="run `pgcdc sync`: it makes it")
+        raise SetupNeeded("does not exist", thing=f"change log {table.folder}", do="run `pgcdc sync`, which creates it")
     check_format(version.configuration.get(FORMAT_PROPERTY), f"change log {table.folder}")
     return version
 
@@ -135,7 +135,7 @@ class LogWriter:
         for _ in range(ATTEMPTS):
             version = newest_of(self._table)
             if (stands := self._position(version)) != start:
-                raise LogConflict(f"stands at {stands}, not at {start} where this batch begins", thing=str(self._path))
+                raise LogConflict(f"is at {stands}, not at {start} where this batch begins", thing=str(self._path))
             self._refuse_others(version)
             passed(FaultPoint.BATCH_COMMITTING)
             try:
@@ -146,7 +146,7 @@ class LogWriter:
             except LakeError as error:
                 raise LogCorrupt(error.what, thing=error.thing) from None
         else:
-            raise LogConflict("is committed to by another writer", thing=str(self._path), lsn=start)
+            raise LogConflict("another writer committed to it", thing=str(self._path), lsn=start)
         passed(FaultPoint.BATCH_COMMITTED)
         # If a compaction has committed just before, this also fsyncs the file name of its commit.
         settle([self._path])
@@ -155,7 +155,11 @@ class LogWriter:
     def _refuse_others(self, version: DeltaVersion) -> None:
         if version.positions.get(LEADER) != self._leader:
             stands = self._position(version)
-            raise LogConflict("has another writer, who found this one silent", thing=str(self._path), lsn=stands)
+            raise LogConflict(
+                "was taken over by another writer, because this one did not renew its lease",
+                thing=str(self._path),
+                lsn=stands,
+            )
 
     def _position(self, version: DeltaVersion) -> Lsn:
         return Lsn(version.positions.get(self._identity.app_id(), 0))
@@ -197,7 +201,7 @@ def shut_out(layout: Layout, leader: int) -> None:
     writer checks again who holds the lease. Its receiver, which holds no lease itself, sees the new leader in the log.
     """
     tables = _newest(layout.root)
-    _log.warning("the last writer did not give the lake back: its commits are shut out of %d tables", len(tables))
+    _log.warning("the last writer did not release the lake: it can no longer commit to %d tables", len(tables))
     for folder in sorted(tables, key=lambda folder: folder != layout.change_log):
         fence(folder, tables[folder], leader)
 

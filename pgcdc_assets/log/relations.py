@@ -68,7 +68,7 @@ class _Versions:
         since, schema_ids = self._versions.get(relation_id, ([], []))
         first = bisect_right(since, int(sequence.min())) if len(sequence) else 0
         if first == 0:
-            raise ProtocolError(f"rows came for relation {relation_id} before its Relation message")
+            raise ProtocolError(f"rows arrived for relation {relation_id} before its Relation message")
         if len(schema_ids) == 1:
             return np.full(len(sequence), schema_ids[0], dtype=np.int64)
         version = np.searchsorted(np.asarray(since), sequence, side="right") - 1

@@ -163,7 +163,7 @@ def _check(run: FrameRun, wrong: Bools) -> None:
     if len(found):
         first = int(found[0])
         raise ProtocolError(
-            f"message {chr(run.kinds[first])} stands outside of its place or has a wrong length", lsn=run.lsn(first)
+            f"message {chr(run.kinds[first])} is out of place or has a wrong length", lsn=run.lsn(first)
         )
 
 

@@ -205,4 +205,4 @@ def _commit_times(files: Sequence[SegmentFile]) -> dict[int, int]:
 
 
 def _unlike_its_commit(thing: Location, commit_lsn: int) -> LogCorrupt:
-    return LogCorrupt("says other things of a transaction than its Commit", thing=str(thing), lsn=Lsn(commit_lsn))
+    return LogCorrupt("contradicts the Commit of a transaction", thing=str(thing), lsn=Lsn(commit_lsn))

@@ -153,7 +153,7 @@ class TransactionsInProgress:
         void = self._open.get(message.xid)
         if not message.first:
             if void is None:
-                raise ProtocolError(f"the first block of transaction {message.xid} did not come", lsn=lsn)
+                raise ProtocolError(f"the first block of transaction {message.xid} is missing", lsn=lsn)
             return None
         self._open[message.xid] = StreamedTransaction(message.xid, lsn, now)
         return void
@@ -186,7 +186,7 @@ class TransactionsInProgress:
         """Remove and return a transaction that is now complete. Raises ProtocolError if no block of it has arrived."""
         transaction = self._open.pop(message.xid, None)
         if transaction is None:
-            raise ProtocolError(f"no block of transaction {message.xid} came, which is complete now", lsn=lsn)
+            raise ProtocolError(f"no block of transaction {message.xid} arrived, although it is complete", lsn=lsn)
         return transaction
 
     def clear(self) -> None:

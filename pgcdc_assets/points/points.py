@@ -82,7 +82,7 @@ class ConsistentPoints:
         ``versions`` must be durable already. ``positions`` are the LSNs that these versions record."""
         newest = self.newest()
         if newest is not None and lsn < newest.replay_lsn:
-            raise LakeError(f"would fall from {newest.replay_lsn}", thing="consistent point", lsn=lsn)
+            raise LakeError(f"would be below the newest point, {newest.replay_lsn}", thing="consistent point", lsn=lsn)
         tables = {str(name): version for name, version in versions.items()}
         own = {str(name): int(position) for name, position in positions.items()}
         passed(FaultPoint.POINT_PUBLISHING)

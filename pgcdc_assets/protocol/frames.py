@@ -66,7 +66,7 @@ class Keepalive(NamedTuple):
 def keepalive(frame: bytes) -> Keepalive:
     """Parse a keepalive frame (``k``). Raises ProtocolError if the frame has another kind or length."""
     if _kind(frame) != FrameKind.KEEPALIVE or len(frame) != KEEPALIVE.size:
-        raise ProtocolError(f"replication frame of kind {frame[:1]!r} and {len(frame)} bytes is no keepalive")
+        raise ProtocolError(f"replication frame of kind {frame[:1]!r} and {len(frame)} bytes is not a keepalive")
     wal_end, sent_at, reply = KEEPALIVE.struct.unpack_from(frame, 1)
     return Keepalive(Lsn(wal_end), sent_at, bool(reply))
 

@@ -109,7 +109,7 @@ class HiveMetastore:
                 raise RegistryRefused(f"answered {kind}", thing=thing) from None
             raise RegistryUnreachable(f"does not answer: {kind}", thing=thing) from None
         except (Py4JError, OSError) as error:
-            raise RegistryUnreachable(f"cannot be asked: {type(error).__name__}", thing=thing) from None
+            raise RegistryUnreachable(f"cannot be queried: {type(error).__name__}", thing=thing) from None
 
 
 def _location(folder: Location) -> str:

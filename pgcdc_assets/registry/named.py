@@ -62,7 +62,7 @@ class NamedTable:
         folder = layout.mirror(name)
         newest = DeltaLog(folder, with_files=False).newest()
         if newest is None:
-            raise LakeError("has no mirror any more", thing=f"table {name}")
+            raise LakeError("no longer has a mirror", thing=f"table {name}")
         with reading(f"schema of Delta table {folder}"):
             columns = tuple(NamedColumn(field) for field in json.loads(newest.metadata["schemaString"])["fields"])
         return cls(name, folder, columns, newest.metadata.get("description"), owner(identity, name))

@@ -94,7 +94,7 @@ def _installed(name: str) -> Distribution:
     try:
         return distribution(name)
     except PackageNotFoundError:
-        raise MachineError("is not installed here", thing=f"package {name}", do="install the project anew") from None
+        raise MachineError("is not installed here", thing=f"package {name}", do="reinstall the project") from None
 
 
 def _is_installed(name: str) -> bool:

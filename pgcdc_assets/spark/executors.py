@@ -20,7 +20,7 @@ _SETTLED_SECONDS: Final = 3.0
 """Executors of one application register almost together. If none follows for this long, all have registered."""
 _POLL_SECONDS: Final = 0.1
 _DYNAMIC: Final = "spark.dynamicAllocation.enabled"
-_CAN_START: Final = "see in its UI whether it has the cores and the memory that `spark.executor.*` ask for"
+_CAN_START: Final = "check in its UI whether it has the cores and the memory that `spark.executor.*` request"
 
 
 def beside(session: SparkSession) -> bool:
@@ -50,7 +50,7 @@ def await_executors(session: SparkSession, seconds: float = EXECUTOR_SECONDS) ->
     standing, grown = 0, time.monotonic()
     while not standing or time.monotonic() - grown < _SETTLED_SECONDS:
         if context._jsc.sc().isStopped():
-            raise MachineError("ended the application before an executor stood", thing=thing, do=_CAN_START)
+            raise MachineError("ended the application before an executor started", thing=thing, do=_CAN_START)
         if standing < (now := _registered(context)):
             standing, grown = now, time.monotonic()
         if not standing and time.monotonic() > deadline:

@@ -91,7 +91,7 @@ def java_command() -> str:
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     found = _JAVA_VERSION.search(told)
     if found is None:
-        raise MachineError(f"`{java} -version` tells no version", thing="Java", do=install)
+        raise MachineError(f"`{java} -version` prints no version", thing="Java", do=install)
     if int(found[1]) < OLDEST_JAVA:
         raise MachineError(f"`{java}` is Java {found[1]}, too old for Spark {pyspark.__version__}",
                            thing="Java", do=install)  # fmt: skip
@@ -193,7 +193,7 @@ def _wanted(artifact: Artifact, without: Collection[str]) -> str:
 
 def _first_warning(told: str) -> str:
     lines = (line.strip() for line in told.splitlines())
-    return next((line for line in lines if line and not line.startswith("::")), "the resolver told nothing")
+    return next((line for line in lines if line and not line.startswith("::")), "the resolver gave no reason")
 
 
 def _unreachable(artifact: Artifact, reason: str) -> MachineError:
@@ -207,5 +207,5 @@ def _unreachable(artifact: Artifact, reason: str) -> MachineError:
 
 def _unwritable(folder: Path, error: OSError) -> MachineError:
     return MachineError(
-        f"cannot be written ({error.strerror})", thing=f"cache {folder}", do="set XDG_CACHE_HOME to a folder of yours"
+        f"cannot be written ({error.strerror})", thing=f"cache {folder}", do="set XDG_CACHE_HOME to a writable folder"
     )

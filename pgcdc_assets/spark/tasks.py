@@ -18,8 +18,8 @@ Spec = TypeVar("Spec")
 Result = TypeVar("Result")
 
 _GIVE: Final = (
-    "give the executors the driver's environment: make an archive of it with `pgcdc pack`, and name that in "
-    "`spark: {archive: ...}`; or an image of the same versions, and its Python in `spark.pyspark.python`"
+    "give the executors the driver's environment: make an archive with `pgcdc pack`, and set it in `spark: "
+    "{archive: ...}`; or use an image with the same versions, and set its Python in `spark.pyspark.python`"
 )
 _HOST: Final = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor \w+\)")
 _NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')

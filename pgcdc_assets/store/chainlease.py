@@ -113,7 +113,7 @@ class Chain:
         if not self._follows(link.number):
             storage.store_of(self.place).delete([self._named(link.number)])
             self._looked = float("-inf")
-            raise FileExistsError(f"{self.place} has passed {link.number}")
+            raise FileExistsError(f"{self.place} is already above {link.number}")
         with self._lock:
             self._last, self._since, self._looked = link, _now(), _now()
         self._forget(link.number - _KEPT)
@@ -133,7 +133,7 @@ class Chain:
         try:
             storage.store_of(self.place).delete(map(self._named, range(self._forgotten + 1, newest + 1)))
         except (OSError, StoreFailed) as error:
-            _log.warning("old numbers of %s stay: %s", self.place, error)
+            _log.warning("old files of %s were not deleted: %s", self.place, error)
         else:
             self._forgotten = max(newest, self._forgotten)
 
@@ -225,7 +225,7 @@ class ChainLease(Lease, Guard):
             with suppress(FileExistsError), self._lock:
                 self._chain.append(Link(self._link.number + 1, given_back=True))
         except (OSError, StoreFailed) as error:
-            _log.warning("%s was not given back: %s", self._chain.place, error)
+            _log.warning("%s was not released: %s", self._chain.place, error)
 
     def _add(self, text: str) -> None:
         with self._lock:

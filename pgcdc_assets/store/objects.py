@@ -72,7 +72,7 @@ _REFUSED: Final = re.compile("status code: 40[13]")
 """Matches the error of a listing without permission, which obstore does not report as a permission error."""
 _NO_ROLE: Final = re.compile(r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)\b")
 """Matches the addresses at which obstore asks for the machine's role if the environment contains no credentials."""
-_RIGHTS: Final = "give this process others, with the right to list, get, put and delete there"
+_RIGHTS: Final = "use credentials with the right to list, get, put and delete there"
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 
 
@@ -289,7 +289,7 @@ def _failure(place: Location, error: Exception) -> StoreFailed:
     text = str(error)
     said = _ANSWERED.search(text)
     if _NO_BUCKET.search(text):
-        return StoreFailed("there is no such bucket", thing=_parts(place)[0], do="make it, or name another")
+        return StoreFailed("there is no such bucket", thing=_parts(place)[0], do="create it, or use another")
     if _NO_ROLE.search(text):
         what = "no credentials were found in the environment, and no role of this machine"
         return StoreFailed(what, thing=str(place), do=_RIGHTS)
@@ -297,7 +297,7 @@ def _failure(place: Location, error: Exception) -> StoreFailed:
         why = f": {said[1]}" if said else ""
         return StoreFailed(f"the credentials of the environment are refused{why}", thing=str(place), do=_RIGHTS)
     what = said[1] if said else _QUERY.sub("", text.partition("\n")[0])
-    failed = StoreFailed(f"the object store says: {what}", thing=str(place))
+    failed = StoreFailed(f"the object store reported: {what}", thing=str(place))
     failed.passing = isinstance(error, GenericError)
     return failed
 

@@ -127,7 +127,7 @@ def _own_folder(name: str) -> str:
     path = os.path.join(tempfile.gettempdir(), f"pgcdc-{os.getuid()}-{name}")
     os.makedirs(path, mode=OWNER_ONLY, exist_ok=True)
     if os.stat(path).st_uid != os.getuid():
-        raise PermissionError(errno.EACCES, "belongs to somebody else", path)
+        raise PermissionError(errno.EACCES, "belongs to another user", path)
     return path
 
 

@@ -49,7 +49,7 @@ class Change:
 def changes(before: Table, now: Table) -> list[Change]:
     """All differences between ``before``, the table recorded for the mirror, and ``now``, the table in the catalog."""
     if before.oid != now.oid:
-        return [Change(Difference.RECREATED, "was dropped and made anew")]
+        return [Change(Difference.RECREATED, "was dropped and created again")]
     return [*_publication(before, now), *_partitions(before, now), *_storage(before, now), *_labels(before, now),
             *_composites(before, now), *_columns(before, now), *_key(before, now)]  # fmt: skip
 
@@ -57,12 +57,12 @@ def changes(before: Table, now: Table) -> list[Change]:
 def _publication(before: Table, now: Table) -> Iterator[Change]:
     was, is_ = before.marks, now.marks
     if was.publications and is_.publications and _kept_rows(before, now) != _kept_rows(now, before):
-        what = "its publication was changed or made anew, or lost and regained it: changes may be missing"
+        what = "its publication was changed or created again, or lost and regained it: changes may be missing"
         yield Change(Difference.REPUBLISHED, what)
     elif before.row_filter != now.row_filter:
         yield Change(Difference.REPUBLISHED, "its publication's row filter changed")
     elif rewritten(was.schemas, is_.schemas):
-        what = "was in another schema meanwhile, which its publication does not publish: changes may be missing"
+        what = "was temporarily in another schema, which its publication does not publish: changes may be missing"
         yield Change(Difference.REPUBLISHED, what)
 
 
@@ -115,7 +115,7 @@ def _behind_the_stream(before: Table, now: Table) -> Iterator[Change]:
         if old[oid].toast not in (0, new[oid].toast):
             what = "was rewritten by ALTER TABLE, as SET UNLOGGED and SET LOGGED do: changes may be missing"
         elif new[oid].traceless:
-            what = f"{names[oid]} has new files, and nothing tells whether the stream carries all that was done"
+            what = f"{names[oid]} has new data files, and it is unknown whether the stream has all changes"
         else:
             continue
         yield Change(Difference.NEW_FILES, what)
@@ -141,11 +141,9 @@ def _labels(before: Table, now: Table) -> Iterator[Change]:
     for oid in sorted(old.keys() & new.keys()):
         was, is_ = old[oid], new[oid]
         if was.label != is_.label:
-            yield Change(
-                Difference.VALUES, f"value {was.label!r} of an enum is called {is_.label!r} now, in older rows too"
-            )
+            yield Change(Difference.VALUES, f"enum value {was.label!r} was renamed to {is_.label!r}, in older rows too")
         elif was.xmin != is_.xmin:
-            what = f"value {was.label!r} of an enum was called otherwise meanwhile, and rows may hold that"
+            what = f"enum value {was.label!r} temporarily had another name, which rows may contain"
             yield Change(Difference.VALUES, what)
 
 
@@ -164,7 +162,7 @@ def _columns(before: Table, now: Table) -> Iterator[Change]:
         if was is None and is_ is not None:
             yield _added(before, now, is_)
         elif was is not None and is_ is None:
-            yield _changed_column(f'column "{was.name}" was dropped or is not published any more')
+            yield _changed_column(f'column "{was.name}" was dropped or is no longer published')
         elif was is not None and is_ is not None and was.name != is_.name:
             yield _changed_column(f'column "{was.name}" was renamed to "{is_.name}"')
         elif was is not None and is_ is not None and _changed(was.type, is_.type):
@@ -177,12 +175,12 @@ def _changed(was: PgType, is_: PgType) -> bool:
 
 def _added(before: Table, now: Table, column: Column) -> Change:
     if column.attnum <= before.highest_attnum:
-        return _changed_column(f'column "{column.name}", which was there before, is published now')
+        return _changed_column(f'column "{column.name}", which existed before, is published only now')
     if column.missing is not None or column.not_null or column.generated:
-        return _changed_column(f'column "{column.name}" came with a value in older rows')
+        return _changed_column(f'column "{column.name}" was added with a value in older rows')
     if _new_files(before, now):
         # A volatile default rewrites the table. VACUUM FULL moves a default from the catalog into the rows.
-        return _changed_column(f'column "{column.name}" came, and older rows may have a value in it')
+        return _changed_column(f'column "{column.name}" was added, and older rows may have a value in it')
     return Change(Difference.COLUMN_ADDED, f'has a new column "{column.name}"')
 
 
@@ -193,9 +191,9 @@ def _changed_column(what: str) -> Change:
 def _key(before: Table, now: Table) -> Iterator[Change]:
     if before.updates_seen != now.updates_seen:
         if now.updates_seen:
-            yield Change(Difference.KEY_SEEN, "its updates and deletes are seen now")
+            yield Change(Difference.KEY_SEEN, "its updates and deletes are replicated now")
         else:
-            yield Change(Difference.KEY, "its updates are not seen any more")
+            yield Change(Difference.KEY, "its updates are no longer replicated")
     elif (reason := key_changed(before, now)) is not None:
         yield Change(Difference.KEY, reason)
 

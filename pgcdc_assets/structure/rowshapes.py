@@ -76,7 +76,7 @@ def _by_order(table: Table, found: Shape) -> Table | Unreadable:
         return Unreadable("its structure changed, and rows of a partition may be older or newer than that")
     columns = aligned(table, shape)
     if columns is None:
-        return Unreadable("its columns changed in a way that its rows do not tell")
+        return Unreadable("its columns changed in a way that its rows do not show")
     own = {column.attnum: column for column in table.columns}
     for told, attnum in zip(shape.columns, columns, strict=True):
         column = own.get(attnum) if attnum is not None else None
@@ -181,7 +181,9 @@ def _other_columns(table: Table, shape: Shape, past: bool) -> str | None:
     for gone in table.columns:
         if gone.attnum not in seen and not (past and gone.attnum > max(seen, default=0)):
             again = any(column.name == gone.name for column in shape.columns)
-            return f"column {gone.name!r} was dropped" + (" and made anew" if again else " or is no longer published")
+            return f"column {gone.name!r} was dropped" + (
+                " and created again" if again else " or is no longer published"
+            )
     return None
 
 
@@ -212,19 +214,19 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
     for column in new:
         fact = columns.get(column.name)
         if relation is None or fact is None or column.attnum is None:
-            return Unreadable(f"column {column.name!r} appeared, and the catalog no longer tells how")
+            return Unreadable(f"column {column.name!r} appeared, and the catalog no longer shows how")
         if fact.missing is not None:
             return Unreadable(f"column {column.name!r} was added with a default, which old rows have too")
         attnum = fact.attnum if leaf is None else leaf.at_root(fact.attnum)
         if attnum <= newest:
-            return Unreadable(f"column {column.name!r} is published only now; what old rows hold in it is not known")
+            return Unreadable(f"column {column.name!r} is published only now; its value in old rows is not known")
         if _rewritten(table, shape, relation):
             return Unreadable(
                 f"column {column.name!r} was added and the table rewritten: old rows may hold values in it"
             )
         if _dropped_before(table, shape, relation, fact.attnum):
             return Unreadable(
-                f"column {column.name!r} appeared beside one that was dropped: the values may be of either"
+                f"column {column.name!r} appeared when another was dropped: the values may belong to either"
             )
         newest = attnum
         appeared.append(replace(fact, attnum=attnum))

@@ -97,7 +97,7 @@ def _of_partitions(before: Table, now: Table) -> str | None:
     was, is_ = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
     attached = [{oid: leaf.attached for oid, leaf in leaves.items()} for leaves in (was, is_)]
     if attached[0] != attached[1] or not is_:
-        return "its structure changed, and partitions came or went"
+        return "its structure changed, and partitions were added or removed"
     if any(was[oid].files.relfilenode != is_[oid].files.relfilenode for oid in is_):
         return "its rows were rewritten"
     odd = next((leaf for oid, leaf in is_.items() if not _as_numbered(was[oid], leaf, now)), None)
@@ -117,10 +117,10 @@ def _of_columns(before: Table, now: Table) -> str | None:
     for column in now.columns:
         was = known.pop(column.attnum, None)
         if was is None and column.attnum <= before.highest_attnum:
-            return f'column "{column.name}", which was there before, is published now'
+            return f'column "{column.name}", which existed before, is published only now'
         if was is None and column.generated:
-            return f'column "{column.name}" came, and is generated'
+            return f'column "{column.name}" was added, and is generated'
         if was is not None and not keeps_text(was.type, column.type):
             return f'the type of column "{column.name}" changed'
     unpublished = [column.name for attnum, column in known.items() if attnum in now.live]
-    return f'column "{unpublished[0]}" is not published any more' if unpublished else None
+    return f'column "{unpublished[0]}" is no longer published' if unpublished else None

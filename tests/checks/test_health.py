@@ -100,19 +100,19 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "slot gone before the first run": (
         {"slot": None, "log": None}, "error", "slot pgcdc", "does not exist", "pgcdc setup",
     ),
-    "slot gone": ({"slot": None}, "error", "slot pgcdc", f"changes after {AT}", "copies anew"),
+    "slot gone": ({"slot": None}, "error", "slot pgcdc", f"changes after {AT}", "copies all tables again"),
     "slot lost": (
-        {"slot": _slot(wal_status="lost")}, "error", "slot pgcdc", "invalidated (wal_removed)", "copies anew",
+        {"slot": _slot(wal_status="lost")}, "error", "slot pgcdc", "invalidated (wal_removed)", "all tables again",
     ),
     "slot invalidated": (
         {"slot": _slot(invalidation_reason="idle_timeout", wal_status="reserved")},
-        "error", "slot pgcdc", "invalidated (idle_timeout)", "copies anew",
+        "error", "slot pgcdc", "invalidated (idle_timeout)", "copies all tables again",
     ),
     "slot in conflict": (
-        {"slot": _slot(conflicting=True)}, "error", "slot pgcdc", "conflict with recovery", "copies anew",
+        {"slot": _slot(conflicting=True)}, "error", "slot pgcdc", "conflict with recovery", "copies all tables again",
     ),
     "WAL removed on 14 to 16": (
-        {"slot": _slot(restart_lsn=None)}, "error", "slot pgcdc", "invalidated (wal_removed)", "copies anew",
+        {"slot": _slot(restart_lsn=None)}, "error", "slot pgcdc", "invalidated (wal_removed)", "all tables again",
     ),
     "another plugin": (
         {"slot": _slot(plugin="test_decoding")}, "error", "slot pgcdc", "plugin test_decoding", "setting `slot`",
@@ -134,16 +134,16 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "nobody reads": (
         {"slot": _slot(active=False, confirmed_flush_lsn=Lsn(AT - 80 * MIB), inactive_since=NOW)},
-        "warning", "slot pgcdc", "since 2026-11-01 12:00 UTC, and the source holds 80 MiB", "pgcdc sync",
+        "warning", "slot pgcdc", "since 2026-11-01 12:00 UTC, and the source keeps 80 MiB", "pgcdc sync",
     ),
     "idle timeout": (
         _source(idle_slot_timeout=timedelta(hours=2)),
-        "warning", "slot pgcdc", "given up when nobody reads it for 2 hours", "idle_replication_slot_timeout",
+        "warning", "slot pgcdc", "invalidated if it is not read for 2 hours", "idle_replication_slot_timeout",
     ),
     "idle timeout near": (
         {**_source(idle_slot_timeout=timedelta(days=4)), "slot": _slot(active=False, inactive_since=NOW -
          timedelta(days=3, hours=1))},
-        "error", "slot pgcdc", "nobody has read it for 3 days, and after 4 days it is given up", "pgcdc sync",
+        "error", "slot pgcdc", "not read for 3 days, and the source invalidates it after 4 days", "pgcdc sync",
     ),
     "unbounded WAL": (
         {**_source(max_slot_wal_keep_bytes=None), "slot": _slot(restart_lsn=Lsn(AT - 2 * GIB),
@@ -163,11 +163,12 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "slot ahead of the log": (
         {"log": LogFacts(SOURCE, Lsn(1), Lsn(AT - 1)), **_table(TableState.STREAMING, AT - 1)},
-        "error", "change log", f"ends at {Lsn(AT - 1)}, but the slot was confirmed up to {AT}", "copies anew",
+        "error", "change log", f"ends at {Lsn(AT - 1)}, but the slot was confirmed up to {AT}",
+        "copies all tables again",
     ),
     "log ahead of the source": (
         {"log": LogFacts(SOURCE, Lsn(1), Lsn(AT + 1))},
-        "error", "change log", f"stands at {Lsn(AT + 1)}, ahead of the source's WAL at {AT}", "teardown --lake",
+        "error", "change log", f"is at {Lsn(AT + 1)}, ahead of the source's WAL at {AT}", "teardown --lake",
     ),
     "another system": (
         {"log": LogFacts(replace(SOURCE, system_identifier="9"), Lsn(1), AT)},
@@ -187,7 +188,8 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "error", "source", "at every commit", "one by one",
     ),
     "publication gone": (
-        _source(publications={"pgcdc": None}), "error", "publication pgcdc", "does not exist", "copies anew",
+        _source(publications={"pgcdc": None}), "error", "publication pgcdc", "does not exist",
+        "copies all tables again",
     ),
     "publication emptied": (_published(), "error", "publication pgcdc", "lists no table", "add the tables back"),
     "publication of ours emptied": (
@@ -195,7 +197,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "lists no table", "run `pgcdc setup`",
     ),
     "table not published": (
-        _published(LEAF_A, LEAF_B), "error", "table public.orders", "not published any more", "pgcdc setup",
+        _published(LEAF_A, LEAF_B), "error", "table public.orders", "no longer published", "pgcdc setup",
     ),
     "leaf not published": (
         _published(ORDERS, LEAF_A), "error", "table public.events", "(public.events_b)", "pgcdc setup",
@@ -206,7 +208,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "truncate not published": (
         _published(ORDERS, EVENTS, truncate=False),
-        "warning", "table public.orders", "without truncate: TRUNCATE, VACUUM FULL and CLUSTER have it copied again",
+        "warning", "table public.orders", "without truncate: it is copied again after TRUNCATE, VACUUM FULL or CLUSTER",
         "publication pgcdc",
     ),
     "writes fail": (
@@ -260,7 +262,7 @@ def test_a_renamed_table_is_only_a_warning() -> None:
     renamed = _source(publications={"pgcdc": publication}, called={1: other, 2: EVENTS})
     (found,) = problems(replace(WELL, slot=_slot(), **renamed))
     assert (found.severity, found.thing) == ("warning", "table public.orders")
-    assert found.what == "is called public.orders2 now: its mirror goes on under that name"
+    assert found.what == "was renamed to public.orders2: its mirror will be renamed too"
 
 
 def test_a_table_whose_name_is_not_text_must_be_renamed() -> None:
@@ -331,9 +333,9 @@ def test_errors_are_listed_first() -> None:
 @pytest.mark.parametrize(
     ("table", "copied", "told"),
     [
-        (None, None, ("warning", "table public.detached", "belonged to no table that was followed")),
+        (None, None, ("warning", "table public.detached", "was not part of a followed table")),
         (EVENTS, AT, None),
-        (EVENTS, Lsn(AT - 100), ("error", "table public.events", "its copy is older than they are")),
+        (EVENTS, Lsn(AT - 100), ("error", "table public.events", "its copy does not contain them")),
     ],
     ids=["of nobody", "copied since", "copied before"],
 )

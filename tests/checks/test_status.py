@@ -220,7 +220,7 @@ def test_an_emptied_publication_is_an_error(project: Project) -> None:
     name = sql.Identifier(project.settings.publication)
     with project.source.connect() as conn:
         conn.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE a").format(name))
-        assert "is not published any more" in project.problem("table public.a")
+        assert "is no longer published" in project.problem("table public.a")
         conn.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE b").format(name))
     both = f"publication {project.settings.publication}, {project.settings.publication}_inserts"
     assert project.problem(both) == "lists no table: changes are being lost"
@@ -242,7 +242,7 @@ def test_a_table_without_identity_is_reported(project: Project) -> None:
         conn.execute("CREATE TABLE c (x int)")
     project.setup()
     assert project.status().ok
-    assert "updates and deletes are not seen" in project.problem("table public.c")
+    assert "updates and deletes are not replicated" in project.problem("table public.c")
 
 
 @pytest.mark.long
@@ -262,8 +262,8 @@ def test_an_existing_table_whose_mirror_is_no_longer_followed_is_reported(projec
             save_catalog(read_catalog(own, catalog.identity, catalog.publications), CATALOG_FILE)
         for name in ("a", "b"):
             found = project.problem(f"table public.{name}")
-            assert "is not published any more, or is another one under the same name" in found
-            assert f"its mirror stands at {start}" in found
+            assert "is no longer published, or is a new table with the same name" in found
+            assert f"its mirror stays at {start}" in found
         assert not project.status().ok
         project.setup()
         assert not [p for p in project.status().problems if "mirror" in p.what or "not published" in p.what]
@@ -271,8 +271,8 @@ def test_an_existing_table_whose_mirror_is_no_longer_followed_is_reported(projec
         conn.execute("DROP TABLE b; CREATE TABLE c (id int PRIMARY KEY)")
         with connect(project.source.conninfo) as own:
             save_catalog(read_catalog(own, catalog.identity, catalog.publications), CATALOG_FILE)
-    assert f"stands at {start} and is not kept any more" in project.problem("mirror public.b")
-    assert "is meant by the setting `tables`, but is not published" in project.problem("table public.c")
+    assert f"stays at {start} and is no longer updated" in project.problem("mirror public.b")
+    assert "is selected by the setting `tables`, but is not published" in project.problem("table public.c")
     assert project.status().ok
 
 

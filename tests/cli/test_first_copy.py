@@ -41,7 +41,7 @@ def test_setup_reports_tables_and_bytes_of_a_first_copy(filled: Shell) -> None:
 def test_setup_warns_if_the_disk_of_the_lake_is_too_small(filled: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "warning: lake" not in filled.pgcdc("setup")
     monkeypatch.setattr(storage, "free_bytes", lambda root: 1_000_000)
-    told = rf"^warning: lake {filled.folder / 'lake'}: has 977 KiB free, and the tables have \d\.\d MiB on the source"
+    told = rf"^warning: lake {filled.folder / 'lake'}: has 977 KiB free, but the tables take \d\.\d MiB on the source"
     assert re.search(told, filled.pgcdc("setup"), re.M)
 
 

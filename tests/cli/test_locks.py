@@ -16,9 +16,11 @@ from tests.cli.conftest import Shell
 def test_status_shows_the_request_of_a_running_verify(shell: Shell) -> None:
     shell.pgcdc("setup")
     with place_verify_request(Layout.of(shell.folder / "lake")) as request:
-        assert f"held                 by `pgcdc verify` (pid {os.getpid()}): no turn begins" in shell.pgcdc("status")
+        assert f"paused               for `pgcdc verify` (pid {os.getpid()}): nothing is applied" in shell.pgcdc(
+            "status"
+        )
         request.at(Lsn(16))
-        assert f"held                 by `pgcdc verify` (pid {os.getpid()}), at 0/10\n" in shell.pgcdc("status")
+        assert f"paused               for `pgcdc verify` (pid {os.getpid()}), at 0/10\n" in shell.pgcdc("status")
         assert json.loads(shell.pgcdc("status", "--json"))["hold"]["lsn"] == "0/10"
     assert "held  " not in shell.pgcdc("status")
 
@@ -31,4 +33,4 @@ def test_status_names_a_lock_whose_holder_does_not_name_itself(shell: Shell) -> 
         with (own / name).open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             said = shell.pgcdc("status", expect=code)
-            assert f"/_pgcdc/{name} is locked by a process that does not say who it is" in said
+            assert f"/_pgcdc/{name} is locked by an unknown process" in said

@@ -165,7 +165,7 @@ def test_the_receiver_writes_to_the_stderr_of_its_parent(
         receiver.start()
         receiver.join(30)
     (line,) = lines(capfd.readouterr().err)
-    assert (line["stage"], line["message"]) == ("receive", "the source keeps us waiting")
+    assert (line["stage"], line["message"]) == ("receive", "waiting for the source")
     assert (tmp_path / "run.log").read_text() == "noise\n"
 
 

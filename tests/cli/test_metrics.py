@@ -78,7 +78,7 @@ def test_a_wrong_address_is_refused(shell: Shell) -> None:
         assert "is not an address" in shell.pgcdc("metrics", "--listen", wrong, expect=2)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         told = shell.pgcdc("metrics", "--listen", f":{taken.getsockname()[1]}", expect=1)
-    assert "cannot be listened at" in told
+    assert "cannot be used" in told
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def test_teardown_drops_the_slot_even_if_the_lake_cannot_be_written(noted: Shell
         patch.setattr("pgcdc_assets.store.lease._opened", _read_only)
         patch.setattr("pgcdc_assets.store.local.LocalStore.move_folder", _read_only)
         refused = noted.pgcdc("teardown", "--lake", "--yes", expect=1)
-        assert "Read-only file system; make it writable, or let its owner run it" in refused
+        assert "Read-only file system; make it writable, or run as its owner" in refused
         said = noted.pgcdc("teardown", "--yes", expect=1)
     assert f"removed slot s_{noted.database.name}" in said
     assert traces(noted.database) == []
@@ -238,7 +238,7 @@ def test_another_project_cannot_take_over_the_slot(synced: Shell, monkeypatch: p
     at = confirmed(synced)
     for command in (["setup"], ["up"]):
         said = synced.pgcdc(*command, expect=2)
-        assert f"lake {other / 'lake'}: has no change log, and slot s_{synced.database.name} has been read" in said
+        assert f"lake {other / 'lake'}: has no change log, but slot s_{synced.database.name} was read" in said
         assert "choose another name in the setting `slot`" in said
     assert confirmed(synced) == at
     synced.set(LAKE=str(synced.folder / "lake"))
@@ -261,7 +261,7 @@ def test_of_two_projects_with_the_same_settings_only_one_gets_the_slot(
     shell.pgcdc("sync")
     at = confirmed(shell)
     monkeypatch.chdir(shell.folder)
-    assert "has been read before" in shell.pgcdc("sync", expect=2)
+    assert "was read before" in shell.pgcdc("sync", expect=2)
     assert confirmed(shell) == at
 
 

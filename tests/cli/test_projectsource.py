@@ -88,7 +88,7 @@ def test_the_embedded_server_is_refused_for_a_project_of_another_source(shell: S
     shell.pgcdc("setup")
     before = shell.files()
     shell.set(SOURCE="embedded")
-    assert "embedded PostgreSQL: has not been made yet, but this project was set up" in shell.pgcdc("setup", expect=2)
+    assert "embedded PostgreSQL: does not exist yet, but this project was set up" in shell.pgcdc("setup", expect=2)
     assert shell.files() == before
 
 
@@ -106,7 +106,7 @@ def test_setup_writes_the_source_into_the_settings_file(shell: Shell) -> None:
     Path("pgcdc.yaml").write_text("# ours\nbatch_seconds: 2  # small\n")
     shell.set(SOURCE=f"{shell.database.conninfo} password=geheim sslpassword=secret2")
     said = shell.pgcdc("setup")
-    assert "pgcdc.yaml: names the source now, without its password; PGPASSWORD" in said
+    assert "pgcdc.yaml: now contains the source, without its password; put the password into PGPASSWORD" in said
     text = Path("pgcdc.yaml").read_text()
     assert text.startswith("# ours\nbatch_seconds: 2  # small\nsource: ")
     assert not {"geheim", "secret2"} & set(text.replace("=", " ").split())

@@ -82,12 +82,12 @@ def test_a_clone_with_the_old_name_is_refused(renamed: Shell) -> None:
                 said = renamed.pgcdc(*command.split(), expect=2)
                 assert f"is database {name} of system" in said
                 assert f", of OID {oids[name]}, but this project was set up for" in said
-                assert f"database of OID {oids[f'{name}_new']}, called {name} then, of system" in said
+                assert f"database {name} (OID {oids[f'{name}_new']}) of system" in said
             renamed.set(SOURCE=renamed.database.server.conninfo_of(f"{name}_new"))
             assert run(["setup"]) == 0
             renamed.set(SOURCE=renamed.database.conninfo)
             said = renamed.pgcdc("status", expect=2)
-            assert f"/{name}_new (database of OID {oids[f'{name}_new']}" in said
+            assert f"/{name}_new (database {name}_new (OID {oids[f'{name}_new']})" in said
         finally:
             conn.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", [name])
             conn.execute(sql.SQL("DROP DATABASE {}").format(old))

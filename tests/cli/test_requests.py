@@ -23,15 +23,15 @@ def test_requests_can_be_made_shown_and_withdrawn(shell: Shell) -> None:
     assert before["apply"] == "running"
     assert before["endpos"] is None
     assert before["at_work"] is None
-    assert shell.pgcdc("until", "7/AB") == "following ends at 7/AB\n"
-    assert shell.pgcdc("pause", "apply") == "apply is paused: changes go into the log alone\n"
+    assert shell.pgcdc("until", "7/AB") == "syncs end at 7/AB\n"
+    assert shell.pgcdc("pause", "apply") == "apply is paused: changes only go into the log\n"
     assert "already" in shell.pgcdc("pause", "apply")
     found = json.loads(shell.pgcdc("positions", "--json"))
     assert (found["endpos"], found["apply"]) == ("7/AB", "paused")
     assert "endpos         7/AB" in shell.pgcdc("positions")
     assert shell.pgcdc("resume", "apply") == "changes are applied\n"
-    assert shell.pgcdc("until", "--current").startswith("following ends at ")
-    assert shell.pgcdc("until", "--clear") == "following goes on\n"
+    assert shell.pgcdc("until", "--current").startswith("syncs end at ")
+    assert shell.pgcdc("until", "--clear") == "syncs no longer end at an LSN\n"
     after = json.loads(shell.pgcdc("positions", "--json"))
     assert (after["endpos"], after["apply"]) == (None, "running")
 

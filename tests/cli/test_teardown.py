@@ -63,7 +63,7 @@ def test_teardown_removes_our_slot_and_keeps_the_owners_publication(
     assert "theirs" not in asked
     said = shell.pgcdc("teardown", "--yes")
     assert f"removed {slot}" in said
-    assert "publication theirs stays: setup did not make it" in said
+    assert "publication theirs stays: setup did not create it" in said
     assert left(conn) == {"publication theirs"}
 
 
@@ -79,7 +79,7 @@ def test_a_slot_that_the_project_did_not_record_is_kept_and_reported(
     said = shell.pgcdc("teardown", "--yes")
     slot = f"s_{shell.database.name}"
     statement = f"SELECT pg_drop_replication_slot('{slot}')"
-    assert f"slot {slot} stays: setup did not make it; where nobody needs it: {statement}" in said
+    assert f"slot {slot} stays: setup did not create it; if it is not needed: {statement}" in said
     conn.execute(statement.encode())
     assert left(conn) == {"publication theirs"}
 
@@ -145,7 +145,7 @@ def test_a_publication_that_another_project_reads_is_not_dropped(
     assert (shell.files(), left(conn)) == (before, traces)
     in_project(shell, second, "second")
     said = shell.pgcdc("teardown", "--yes")
-    assert f"publication s_{name} stays: setup did not make it" in said
+    assert f"publication s_{name} stays: setup did not create it" in said
     in_project(shell, first, "s")
     shell.pgcdc("teardown", "--yes")
     assert left(conn) == set()
@@ -171,13 +171,13 @@ def test_a_project_that_made_nothing_removes_nothing(
         assert name not in asked
         said = shell.pgcdc("teardown", "--yes")
         for thing in (f"slot {name}", f"publication {name}", f"publication {name}_inserts"):
-            assert f"{thing} stays: this project did not make it; where no other one needs it: " in said
+            assert f"{thing} stays: this project did not create it; if no other project needs it: " in said
         assert left(conn) == before
         # The first teardown is before the second project's own setup, the second teardown is after it.
         said = shell.pgcdc("setup")
-        assert f"warning: slot {name}: exists, and this project did not make it" in said
+        assert f"warning: slot {name}: exists, but this project did not create it" in said
     shell.patch.chdir(first)
-    assert "did not make it" not in shell.pgcdc("setup")
+    assert "did not create it" not in shell.pgcdc("setup")
     shell.pgcdc("teardown", "--yes")
     assert left(conn) == set()
 
@@ -240,7 +240,7 @@ def test_a_missing_publication_gets_the_same_advice_from_every_command(
     }
     for command in ("status", "setup", "sync"):
         said = shell.pgcdc(command, expect=1)
-        assert "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew" in said, said
+        assert "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`, which copies all tables again" in said, said
         assert "run `pgcdc setup`;" not in said
     shell.pgcdc("teardown", "--yes")
     shell.pgcdc("setup")

@@ -36,7 +36,7 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             id="a new table after the end",
         ),
         pytest.param(AHEAD, FRESH, False, "nothing published", id="not looked at, young"),
-        pytest.param(AHEAD, OLD, True, "WAL has moved for 60 s", id="not looked at, range_seconds old"),
+        pytest.param(AHEAD, OLD, True, "the source has written WAL for 60 s", id="not looked at, range_seconds old"),
         pytest.param(
             replace(AHEAD, flush_lsn=Lsn(0x1000 + FOREIGN_WAL_BYTES)), FRESH, True, "16777216 bytes", id="16 MiB"
         ),
@@ -52,7 +52,7 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             replace(AHEAD, published=True, paused=True), FRESH, True, "published changes wait", id="yet it is received"
         ),
         pytest.param(
-            replace(AHEAD, published=True, to_copy=1, endpos=Lsn(0x1000)), OLD, False, "following ends at 0/1000",
+            replace(AHEAD, published=True, to_copy=1, endpos=Lsn(0x1000)), OLD, False, "syncs end at 0/1000",
             id="following has reached its end",
         ),
         pytest.param(
@@ -72,7 +72,7 @@ def test_a_run_is_requested_only_if_there_is_work(look: SourceState, cursor: Cur
     ("runs", "why"),
     [
         (Runs(), None),
-        (Runs(holder="follow"), "`pgcdc follow` is at work"),
+        (Runs(holder="follow"), "`pgcdc follow` is running"),
         (Runs(under_way=["abcdefgh-1"]), "run abcdefgh is queued or starting"),
         (Runs(failures=1, last_ended=NOW - 5), "next try in 10 s"),
         (Runs(failures=1, last_ended=NOW - 14), "next try in 1 s"),

@@ -95,7 +95,7 @@ def test_a_key_that_is_no_range_is_reported_and_ignored(
     assert (selection.span, selection.odd) == (span(0x20, 0x30), [odd])
     assert repr(odd) in selection.told[0]
     assert "Delete partitions" in selection.told[0]
-    with pytest.raises(BadRange, match="is no range of the log"):
+    with pytest.raises(BadRange, match="is not a range of the change log"):
         Selection([odd], register)
 
 

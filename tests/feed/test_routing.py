@@ -47,7 +47,7 @@ def test_rows_of_a_leaf_belong_to_its_root_and_get_the_leafs_name_at_the_copy(ca
 def test_a_detached_leaf_stops_the_replication_of_its_root() -> None:
     place = ROUTER.place(shape(31, "p_1"))
     assert place.table is None
-    assert strange_to(place) == {"p": "its partition public.p_1 was detached, whose rows went with it"}
+    assert strange_to(place) == {"p": "its partition public.p_1 was detached, together with its rows"}
     assert "was dropped" in strange_to(ROUTER.place(shape(31, "p_1", catalog_name=None)))["p"]
 
 
@@ -67,7 +67,7 @@ def test_a_leaf_that_two_roots_had_at_their_copies_belongs_to_its_current_root()
 
 def test_a_new_partition_stops_the_replication_of_its_root() -> None:
     place = ROUTER.place(shape(33, "p_3", root=P.name, root_oid=3))
-    assert (place.table, strange_to(place)) == (None, {"p": "partition public.p_3 came, maybe with rows in it"})
+    assert (place.table, strange_to(place)) == (None, {"p": "partition public.p_3 was added, possibly with rows"})
 
 
 def test_a_table_that_became_a_partition_stops_its_own_or_its_roots_replication() -> None:
@@ -82,7 +82,7 @@ def test_a_table_that_became_a_partition_stops_its_own_or_its_roots_replication(
 def test_another_table_with_the_same_name_stops_the_replication_of_a_table() -> None:
     for place in (ROUTER.place(shape(99, "t")), ROUTER.place(shape(99, "t", catalog_name=None))):
         assert place.table is None
-        assert "made anew, or another one has its name" in strange_to(place)["t"]
+        assert "created again, or another table has its name" in strange_to(place)["t"]
     assert ROUTER.place(shape(99, "t", catalog_name=name("x"))) == Place(None), "it gave the name back"
     assert ROUTER.place(shape(99, "x", catalog_name=name("t"))) == Place(None), "it took the name later"
 

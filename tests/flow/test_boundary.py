@@ -160,7 +160,7 @@ def test_error_names_the_transaction_that_never_ends(
     monkeypatch.setattr(boundary, "LOCK_SECONDS", 0)
     with (
         _open_transaction(database),
-        pytest.raises(CopyBlocked, match=r"snapshot|slot .* waits for every open transaction: pid"),
+        pytest.raises(CopyBlocked, match=r"snapshot|slot .* waits for all open transactions: pid"),
         _boundary(settings).snapshot(),
     ):
         pass

@@ -106,7 +106,7 @@ def test_large_table_with_new_files_waits_for_the_operator(work: Work) -> None:
     entry = work.progress[B.name]
     assert entry.state is TableState.SET_ASIDE
     assert "has new files" in (entry.reason or "")
-    assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, and waits for a word")
+    assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, so it waits for your request")
 
 
 def test_files_are_compared_with_those_of_the_last_catalog_check(work: Work) -> None:
@@ -137,7 +137,7 @@ def test_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
     _watched(work, [A, refused])
     entry = work.progress[B.name]
     assert (entry.state, entry.refused, work.progress.waiting()) == (TableState.SET_ASIDE, True, [])
-    assert "differ in case alone" in (entry.reason or "")
+    assert "differ only in case" in (entry.reason or "")
     _watched(work, [A, replace(B, marks=marks(publications="1:2"))])
     assert [table.name for table in work.progress.waiting()] == [B.name], "its columns fit now"
 
@@ -151,8 +151,8 @@ def test_many_changes_are_logged_once_in_one_line(work: Work) -> None:
     for _ in range(3):
         _watched(work, [A, changed], paused=True)
     (line,) = observer.lines
-    assert line.startswith('watch: table public.b: column "c3" came with a value in older rows, column "c4" ')
-    assert line.endswith('column "c7" came with a value in older rows, and 30 more')
+    assert line.startswith('watch: table public.b: column "c3" was added with a value in older rows, column "c4" ')
+    assert line.endswith('column "c7" was added with a value in older rows, and 30 more')
     _watched(work, [A, B], paused=True)
     assert len(observer.lines) == 1
     _watched(work, [A, changed], paused=True)
@@ -165,15 +165,15 @@ def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
     work.observer = observer
     _watched(work, [replace(A, name=TableName("public", "c")), _table(9, "new")])
     assert observer.lines == [
-        "watch: table public.b: is not published any more, or was dropped",
+        "watch: table public.b: is no longer published, or was dropped",
         "watch: table public.new: is published now",
-        "watch: table public.c: was called public.a, and its mirror goes on under the new name",
+        "watch: table public.c: was called public.a, and its mirror is renamed too",
     ]
 
 
 @pytest.mark.parametrize(
     ("now", "said"),
-    [(B, "that was undone since, and its mirror stays as it was"), (_table(2, "b", "w"), "its mirror has followed")],
+    [(B, "this was undone, and its mirror is unchanged"), (_table(2, "b", "w"), "its mirror has the new structure")],
     ids=["renamed back", "still renamed"],
 )
 def test_log_line_says_that_the_mirror_ignores_an_undone_change(work: Work, now: Table, said: str) -> None:

@@ -84,9 +84,9 @@ def test_commits_of_other_writers_are_harmless_or_reported(
     report = rig.sync()
     ((aside, reason),) = report.set_aside
     assert aside == _name(REFUSED)
-    assert re.search("has a feature .*rowTracking", reason)
+    assert re.search("has a table feature .*rowTracking", reason)
     assert dict(report.changed) == {_name(name): reason for name, reason in found.items()}
-    assert {problem.what for problem in status(rig.settings).problems if "is not what the source has" in problem.what}
+    assert {problem.what for problem in status(rig.settings).problems if "does not match the source" in problem.what}
 
     _read_at_points(rig, before.replay_lsn)
     done = verified(rig.settings, _source(rig), None, ConsoleProgress(), lambda lsn, _=None, /: _sync_to(rig, lsn))

@@ -58,7 +58,7 @@ def test_repairs_and_copies_work_during_a_sync_in_follow_mode(rig: Rig) -> None:
         report = rig.engine("repair public.u").repair(U, closed.span)
         assert (report.tables[U].inserted, report.tables[U].version) == (1, version(rig, U))
         wait_for(lambda: newest(rig).tables[U] == version(rig, U), what="a point of the repaired mirror")
-        with pytest.raises(NotRepairable, match=r"copy it anew: `pgcdc snapshot"):
+        with pytest.raises(NotRepairable, match=r"copy it again: `pgcdc snapshot"):
             rig.engine("repair public.t").repair(T, closed.span)
         assert (failed := last().failed) is not None
         assert (failed.command, failed.thing) == ("repair public.t", "public.t")
@@ -125,7 +125,7 @@ def test_verify_precedes_a_waiting_command_and_only_one_command_may_wait(rig: Ri
         assert lock.waiting(layout) is None
         waits.start()
         wait_for(lambda: lock.waiting(layout) is not None, what="the command")
-        with pytest.raises(LockHeld, match=r"`pgcdc snapshot` \(pid \d+\) waits for this lake already"):
+        with pytest.raises(LockHeld, match=r"`pgcdc snapshot` \(pid \d+\) already waits for this lake"):
             rig.engine("repair").repair(U, LsnRange(Lsn(0), Lsn(1)))
         at = rig.flush()
         rig.conn.execute("UPDATE u SET v = v + 1")

@@ -180,7 +180,7 @@ def test_waiting_command_gets_the_lake_when_the_sync_releases_it(layout: Layout)
     follow.enter_context(lake_lock(layout, "follow", gives_way=True))
     with command.waits(), follow:
         assert waiting(layout) == f"`pgcdc repair` {me}"
-        refused = pytest.raises(LockHeld, match=r"`pgcdc repair` \(pid \d+\) waits for this lake already")
+        refused = pytest.raises(LockHeld, match=r"`pgcdc repair` \(pid \d+\) already waits for this lake")
         with refused, lake_in_turn(layout, "maintain", print, threading.Event()):
             pass
     assert [line.split(",")[0] for line in command.told] == [f"waits for `pgcdc follow` {me}", "has it"]

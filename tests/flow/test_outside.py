@@ -36,7 +36,7 @@ MAKE = (
     *(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("p", "p_here", "p_unlogged", "p_columnar")),
     "INSERT INTO p VALUES (1, 'a'), (1, 'b'), (3, 'c'), (4, 'd')",
 )  # fmt: skip
-SAID = "its rows are in no stream, and not in the mirror"
+SAID = "its rows are not replicated"
 FOREIGN = f"partition public.p_far is a foreign table: {SAID}"
 UNLOGGED = f"partition public.p_unlogged is UNLOGGED: {SAID}"
 COLUMNAR = (
@@ -116,7 +116,7 @@ def test_unpublished_truncate_causes_a_copy(rig: Rig) -> None:
     rig.assert_equal()
     assert sorted(copy.table.name for copy in rig.observer.copies) == ["t", "t", "u"]
     assert [problem.what for problem in status(rig.settings).problems if problem.thing == "table public.t"] == [
-        "is published without truncate: TRUNCATE, VACUUM FULL and CLUSTER have it copied again"
+        "is published without truncate: it is copied again after TRUNCATE, VACUUM FULL or CLUSTER"
     ]
 
 

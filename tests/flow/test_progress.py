@@ -161,7 +161,7 @@ def test_healed_table_continues_from_the_log(progress: TablesProgress, tmp_path:
     for table in (A, B):
         progress.copied(table, Lsn(10), 2)
     progress.put_aside(B.name, Lsn(20), "the mirror lacks a row")
-    with pytest.raises(UsageError, match="is not set aside: nothing is to be healed"):
+    with pytest.raises(UsageError, match="is not set aside, so there is nothing to heal"):
         progress.heal([A.name])
     progress.heal([B.name])
     healed = progress[B.name]
@@ -172,7 +172,7 @@ def test_healed_table_continues_from_the_log(progress: TablesProgress, tmp_path:
     progress.put_aside(B.name, Lsn(20), "again")
     layout = Layout.of(tmp_path)
     progress = TablesProgress(layout, Catalog(OWNER, "p", 180000, (A, B)), delta_target(layout, OWNER), Lsn(1), Lsn(21))
-    with pytest.raises(NotRepairable, match="stands at 0/14, and the log begins at 0/15"):
+    with pytest.raises(NotRepairable, match="is at 0/14, but the log begins at 0/15"):
         progress.heal([B.name])
     assert progress[B.name].state is TableState.SET_ASIDE
 
@@ -389,7 +389,7 @@ def test_no_point_is_above_the_log(progress: TablesProgress) -> None:
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 1)
         progress.moved(table.name, Lsn(RECORDED + 1))
-    with pytest.raises(LakeError, match=f"at {Lsn(RECORDED + 1)}, above the change log, .* to {RECORDED}"):
+    with pytest.raises(LakeError, match=f"at {Lsn(RECORDED + 1)}, above the end of the change log, {RECORDED}"):
         progress.publish(Lsn(RECORDED + 1), RECORDED)
     assert progress.points.newest() is None
     assert progress.publish(Lsn(RECORDED + 1), Lsn(RECORDED + 1))

@@ -20,8 +20,8 @@ from tests.projectfiles import CATALOG_FILE
 pytestmark = pytest.mark.spark
 
 ODD = TableName("public", "odd")
-REASON = "columns id and Id differ in case alone, which Delta Lake cannot hold"
-DO = "change that on the source, or leave the table out: '-public.odd' in the setting `tables`"
+REASON = "columns id and Id differ only in case, which Delta Lake does not allow"
+DO = "change that on the source, or exclude the table: '-public.odd' in the setting `tables`"
 
 
 @pytest.mark.long

@@ -55,7 +55,7 @@ def test_status_reports_a_rename_that_a_receive_only_sync_does_not_apply(rig: Ri
     assert "waits to go on as public.w" in told.what
     rig.sync()
     (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {T}"]
-    assert "is not kept any more: goes on as public.w" in told.what
+    assert "is no longer updated: its table was renamed to public.w" in told.what
     rig.commit("ALTER TABLE w RENAME TO t")
     rig.sync(receive_only=True)
     (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {W}"]

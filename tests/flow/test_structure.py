@@ -58,7 +58,7 @@ def test_healed_table_catches_up_from_the_log(rig: Rig) -> None:
     assert rig.settings.source is not None
     (told,) = [one for one in status(rig.settings).problems if one.thing == f"table {T}"]
     until = (datetime.now(UTC) + rig.settings.retention).strftime("%Y-%m-%d")
-    assert f"`pgcdc heal {T.shell}` once the reason has gone: its changes stay in the log until {until}" in told.do
+    assert f"once the cause is fixed, `pgcdc heal {T.shell}`: its changes stay in the log until {until}" in told.do
     rig.commit("ALTER TABLE t RENAME v TO x", "INSERT INTO t (id) VALUES (1000)")
     assert [name for name, _ in rig.sync().set_aside] == [T], "another setting alone brings nothing back"
     copies = len(rig.observer.copies)
@@ -89,7 +89,7 @@ def test_applying_a_range_by_hand_across_a_schema_change_is_refused(rig: Rig) ->
     rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "UPDATE t SET w = 6 WHERE id = 1")
     rig.engine().sync(bounds)
     log = ChangeLog(rig.settings.layout).open()
-    with pytest.raises(NotRepairable, match="rows came under another structure"):
+    with pytest.raises(NotRepairable, match="rows have another structure"):
         rig.engine().apply_range([T], LsnRange(log.start, log.position()))
     row = TableStates(rig.settings.layout).get(T)
     assert row is not None

@@ -98,7 +98,7 @@ def test_points_with_other_columns_are_refused(tmp_path: Path) -> None:
     at = OneTable(tmp_path, ROWS)
     wider = replace(T, columns=(*T.columns, Column(6, "more", TEXT)))
     other = OneTable(tmp_path / "other", ROWS, wider)
-    with pytest.raises(LakeError, match=r"has other columns in version .*; compare points on the same side"):
+    with pytest.raises(LakeError, match=r"has other columns in version .*; compare points that are both before"):
         netchange.net_change(version(at), version(other), wider)
     with pytest.raises(UnknownTable):
         at.lake.diff("public.u", 100)

@@ -155,7 +155,7 @@ def test_session_that_holds_the_lock_is_logged(
         ended.start()
         receive_inside(source, log, goal, lambda lsn: None)
         ended.join()
-        told = [record.getMessage() for record in caplog.records if "keeps us waiting" in record.getMessage()]
+        told = [record.getMessage() for record in caplog.records if "waiting for the source" in record.getMessage()]
         assert 1 <= len(told) < 6
         assert f"pid {locker.info.backend_pid}" in told[0]
     assert len(rows(log)) == 2

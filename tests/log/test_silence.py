@@ -61,7 +61,7 @@ def test_run_ends_when_the_network_path_is_dead(
         # The network path dies in the middle of a call, because these rows do not fit into the proxy's buffer.
         source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 30) FROM generate_series(2, 60000) g")
     started = time.monotonic()
-    with pytest.raises(SourceUnavailable, match=r"has said nothing for 1 s|timeout"):
+    with pytest.raises(SourceUnavailable, match=r"has sent nothing for 1 s|timeout"):
         receive_inside(
             source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT,
             drain_bytes=0 if kind == "drain" else 1 << 40,

@@ -169,4 +169,4 @@ def test_slot_invalidated_by_max_slot_wal_keep_size_is_refused(source: Source) -
     assert source.slot_row(log, "wal_status") == "lost"
     told = refused(source, log, SlotLost)
     assert log.identity.slot in told
-    assert "copies anew" in told
+    assert "copies all tables again" in told

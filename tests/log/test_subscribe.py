@@ -45,7 +45,7 @@ def test_log_ahead_of_the_source_is_refused(source: Source) -> None:
     error = _refused(source, _log_at(source, "ahead", log.identity, ahead), LogAhead)
     assert str(ahead) in str(error)
     error = _refused(source, log, LogAhead, highest=ahead)
-    assert f"stands at {ahead} (its change log ends at {log.position()})" in str(error)
+    assert f"is at {ahead} (its change log ends at {log.position()})" in str(error)
     assert source.confirmed(log) == log.position()
 
 

@@ -80,9 +80,9 @@ def test_repeated_first_block_discards_earlier_blocks() -> None:
 
 def test_transaction_without_its_first_block_is_refused() -> None:
     held = TransactionsInProgress()
-    with pytest.raises(ProtocolError, match="the first block of transaction 7 did not come, at LSN 0/123"):
+    with pytest.raises(ProtocolError, match="the first block of transaction 7 is missing, at LSN 0/123"):
         held.start(StreamStart(7, False), AT, 1.0)
-    with pytest.raises(ProtocolError, match="no block of transaction 7 came, which is complete now, at LSN 0/123"):
+    with pytest.raises(ProtocolError, match="no block of transaction 7 arrived, although it is complete, at LSN 0/123"):
         held.end(commit(7), AT)
     held.start(StreamStart(7, True), AT, 1.0)
     held.clear()

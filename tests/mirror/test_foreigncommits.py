@@ -142,7 +142,7 @@ def test_a_point_names_the_mirrors_whose_rows_another_writer_changed(mirror: Mir
     assert (lake.at(100).tables, lake.at(200).tables, lake.tables) == ([NAME], [], [])
     assert len(lake.at(100).arrow(NAME)) == 5
     for refused in (lake.at(200).arrow, lake.at(200).path):
-        with pytest.raises(LakeError, match="is not what the source has: another writer changed rows of this mirror"):
+        with pytest.raises(LakeError, match="does not match the source: another writer changed rows of this mirror"):
             refused(NAME)
     # The next run also reports the change, because it reads all commits after the promised versions. After a new copy,
     # the change is no longer reported.

@@ -90,7 +90,7 @@ def test_a_file_of_ours_that_cannot_be_removed_is_an_error(tmp_path: Path, monke
         raise PermissionError
 
     monkeypatch.setattr(LocalStore, "delete", refuses)
-    with pytest.raises(MachineError, match="could not be removed whole"):
+    with pytest.raises(MachineError, match="could not be removed completely"):
         remove_lake(layout)
 
 

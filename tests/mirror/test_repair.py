@@ -33,5 +33,5 @@ def test_a_repair_is_refused_if_the_log_lacks_a_value(pipe: Pipeline) -> None:
     pipe.run("UPDATE t SET n = 2")
     pipe.turn()
     spoiled(pipe, "DELETE FROM {} WHERE id = 1")
-    with pytest.raises(NotRepairable, match="copy it anew"):
+    with pytest.raises(NotRepairable, match="copy it again"):
         repaired(pipe, start, pipe.replayed["t"])

@@ -326,7 +326,7 @@ def test_invalid_text_is_refused_without_its_value(of: PgType, text: str) -> Non
     assert caught.value.thing == f"type {of.name}"
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
-    assert caught.value.what == "a text is none of its type"
+    assert caught.value.what == "a value is not valid for its type"
 
 
 EVERY = [BOOL, INT4, FLOAT4, FLOAT8, numeric(9, 2), numeric(38, 0), DATE, TIMESTAMP, TIMESTAMPTZ, BYTEA]

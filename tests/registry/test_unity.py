@@ -91,7 +91,7 @@ def test_name_that_the_server_refuses_concerns_its_table_alone(unity: Served, tm
 
 def test_server_that_does_not_answer_is_unreachable(tmp_path: Path) -> None:
     catalog = UnityCatalog(f"http://127.0.0.1:{held_port()}", "shop")
-    with pytest.raises(RegistryUnreachable, match="does not answer: URLError; replication goes on"):
+    with pytest.raises(RegistryUnreachable, match="does not answer: URLError; replication continues"):
         catalog.put(mirror(tmp_path, ORDERS))
 
 

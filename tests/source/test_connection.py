@@ -219,7 +219,7 @@ def test_each_server_error_has_its_class(state: str | None, message: str, kind: 
 def test_a_server_that_target_session_attrs_rejects_is_named_as_the_cause(wanted: str, database: Database) -> None:
     with pytest.raises(SourceUnavailable, match=r"is not .*; `target_session_attrs` in the setting") as refused:
         connect(make_conninfo(database.conninfo, target_session_attrs=wanted))
-    assert "see that the server runs" not in str(refused.value)
+    assert "check that the server runs" not in str(refused.value)
 
 
 def test_a_service_file_with_replication_set_still_gives_an_ordinary_session(

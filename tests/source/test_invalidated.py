@@ -28,7 +28,7 @@ def test_a_slot_whose_wal_was_removed_is_reported_lost(tmp_path: Path, version: 
             conn.execute("CHECKPOINT")
         status = require_slot(conn, "lost")
         assert status.lost
-        with pytest.raises(SlotLost, match="copies anew"):
+        with pytest.raises(SlotLost, match="copies all tables again"):
             check_slot(status, None)
         with ReplicationConnection.open(server.conninfo) as walsender, pytest.raises(SlotLost) as caught:
             walsender.start("lost", ZERO, ["p"])

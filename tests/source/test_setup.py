@@ -103,9 +103,9 @@ def test_setup_creates_publications_then_the_slot_and_can_be_repeated(
     unseen = [(finding.thing, finding.what) for finding in report.findings if "are not seen" in finding.what]
     assert len(unseen) == 3
     assert unseen[0] == ("tables public.child, public.deferred, public.keyless",
-                         "no usable replica identity: their updates and deletes are not seen")  # fmt: skip
+                         "no usable replica identity: their updates and deletes are not replicated")  # fmt: skip
     assert about(report.findings, "keys") == [
-        "5 tables are published for updates: where one loses its key or replica identity, PostgreSQL refuses its "
+        "5 tables replicate updates and deletes: if one loses its key or replica identity, PostgreSQL refuses its "
         "UPDATE and DELETE"
     ]
     (parent,) = about(report.findings, "table public.parent")
@@ -254,7 +254,7 @@ def test_each_missing_right_is_reported(conn: psycopg.Connection, settings: Sett
         for line in (f"ALTER ROLE {role} REPLICATION;", f"GRANT SELECT ON TABLE public.a TO {role};",
                      f"ALTER ROLE {role} BYPASSRLS;", f"public.a: may not be read by role {role}"):  # fmt: skip
             assert line in [line.strip() for line in told.splitlines()]
-        for part in ("public.a, public.s: not owned", "nor make a publication", "public.s: row-level security"):
+        for part in ("public.a, public.s: not owned", "nor create a publication", "public.s: row-level security"):
             assert part in told
         assert told.endswith("`pgcdc setup --sql` prints one script for the owner")
         assert "..." not in told

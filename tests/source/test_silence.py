@@ -62,7 +62,7 @@ def test_a_silent_server_ends_a_query(path: DeadPath, new: bool) -> None:
     with connect(path.conninfo) as conn:
         conn.execute("SELECT 1")
         path.die(new=new)
-        with within(20), pytest.raises(SourceUnavailable, match="has said nothing for 1 s"):
+        with within(20), pytest.raises(SourceUnavailable, match="has sent nothing for 1 s"):
             conn.execute("SELECT 1")
         assert conn.closed
 
@@ -72,7 +72,7 @@ def test_a_silent_server_ends_a_query(path: DeadPath, new: bool) -> None:
 def test_a_lost_answer_ends_the_query(path: DeadPath, new: bool) -> None:
     with (
         connect(path.conninfo) as conn, soon(lambda: path.die(new=new)), within(20),
-        pytest.raises(SourceUnavailable, match="has said nothing"),
+        pytest.raises(SourceUnavailable, match="has sent nothing"),
     ):  # fmt: skip
         conn.execute("SELECT pg_sleep(1.2)")
 
@@ -81,7 +81,7 @@ def test_a_lost_answer_ends_the_query(path: DeadPath, new: bool) -> None:
 def test_a_silent_server_ends_a_walsender_command(path: DeadPath) -> None:
     with ReplicationConnection.open(path.conninfo) as walsender:
         path.die()
-        with within(20), pytest.raises(SourceUnavailable, match="has said nothing"):
+        with within(20), pytest.raises(SourceUnavailable, match="has sent nothing"):
             walsender.identify()
 
 
@@ -99,7 +99,7 @@ def test_a_silent_server_ends_a_piece_of_a_copy(path: DeadPath, database: Databa
             path.die(new=new)
             # Interrupted means that the piece is to be read again. The next connection then shows whether the source is
             # reachable.
-            with within(30), pytest.raises(Interrupted, match="has said nothing"):
+            with within(30), pytest.raises(Interrupted, match="has sent nothing"):
                 list(blocks)
 
 

@@ -15,7 +15,7 @@ from tests.fix_postgres import Database
 
 FAR = ("db.example.org", "203.0.113.7")
 OPEN = "without encryption"
-ANOTHER = "another server can answer in its place"
+ANOTHER = "does not check that it is the right server"
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_a_copy_that_is_interrupted_each_time_gives_up(database: Database, monke
     with snapshot_of_many_rows(database) as (_, snapshot, piece):
         altering = threading.Thread(target=alter)
         altering.start()
-        with pytest.raises(CopyBlocked, match=r"table public\.t: others wanted it each of the 3 times"):
+        with pytest.raises(CopyBlocked, match=r"table public\.t: other sessions waited for it each of the 3 times"):
             read_whole(taken)
         altering.join()
 
@@ -161,7 +161,10 @@ def test_reads_that_are_terminated_each_time_are_reported_as_blocked(
             conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s "
                          "AND datname = current_database()", [reading.READING])  # fmt: skip
 
-    with snapshot_of_many_rows(database) as (conn, snapshot, piece), pytest.raises(CopyBlocked, match="others wanted"):
+    with (
+        snapshot_of_many_rows(database) as (conn, snapshot, piece),
+        pytest.raises(CopyBlocked, match="other sessions waited"),
+    ):
         read_whole(terminated)
 
 

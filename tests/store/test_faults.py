@@ -64,7 +64,7 @@ def test_a_conflict_that_is_repeated_too_often_is_an_error(
     monkeypatch.setattr(objects, "_PATIENCE", 0.2)
     for attempt in (storage.create, storage.replace):
         faults.next = [Fault.CONFLICT] * 100
-        with pytest.raises(StoreFailed, match="the object store says"):
+        with pytest.raises(StoreFailed, match="the object store reported"):
             attempt(bucket / "a", b"ours")
     faults.next = []
     assert storage.head(bucket / "a") is None
@@ -108,7 +108,7 @@ def test_an_unreachable_store_is_reported(bucket: Location, monkeypatch: pytest.
         patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         for attempt in (lambda: storage.create(bucket / "a", b""), lambda: storage.list_after(bucket),
                         lambda: storage.head(bucket / "a")):  # fmt: skip
-            with pytest.raises(StoreFailed, match="the object store says") as raised:
+            with pytest.raises(StoreFailed, match="the object store reported") as raised:
                 attempt()
             assert raised.value.passing
     objects._bucket.cache_clear()

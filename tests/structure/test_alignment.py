@@ -202,7 +202,7 @@ def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
-        ((TOLD_ID, of("b", attnum=3)), "column 'b' was dropped and made anew"),
+        ((TOLD_ID, of("b", attnum=3)), "column 'b' was dropped and created again"),
         ((TOLD_ID, of("c", attnum=2)), "column 'b' was renamed to 'c'"),
     ],
 )

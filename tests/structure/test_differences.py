@@ -390,7 +390,8 @@ def test_leaves_that_are_not_decoded_are_not_part_of_the_mirror(database: Databa
         assert changes(before, now) == []
         itself, root = now
         assert refusal(itself) == (
-            "it has the table access method columnar, which logical decoding does not cover: its rows are in no stream"
+            "it has the table access method columnar, which logical decoding does not cover: "
+            "its rows are not replicated"
         )
         assert refusal(root) is None
         assert [leaf.name.name for leaf in root.leaves] == ["r1"]

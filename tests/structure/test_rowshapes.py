@@ -61,15 +61,15 @@ def test_a_new_nullable_column_is_accepted() -> None:
     ("columns", "told", "words"),
     [
         ((ID, B), None, "column 'n' was dropped or is no longer published"),
-        ((ID, B, replace(N, attnum=7)), None, "column 'n' was dropped and made anew"),
+        ((ID, B, replace(N, attnum=7)), None, "column 'n' was dropped and created again"),
         ((ID, replace(B, attnum=4), replace(N, attnum=2)), None, "changed names with each other"),
         ((ID, replace(B, name="b2"), N), None, "renamed to 'b2'"),
         ((ID, B, replace(N, type=PgType(1700, "numeric", 655368))), None, "type of column 'n' changed"),
         ((ID, B, N, NEW), facts(Column(5, "c", TEXT, missing="x")), "with a default"),
         ((ID, B, N, NEW), facts(Column(5, "c", TEXT), relfilenode=51), "rewritten"),
         ((ID, B, replace(NEW, attnum=3), N), facts(Column(3, "c", TEXT)), "published only now"),
-        ((ID, B, N, replace(NEW, attnum=None)), facts(), "no longer tells"),
-        ((ID, B, N, NEW), None, "no longer tells"),
+        ((ID, B, N, replace(NEW, attnum=None)), facts(), "no longer shows"),
+        ((ID, B, N, NEW), None, "no longer shows"),
     ],
 )
 def test_a_change_that_cannot_be_followed_is_refused_with_its_reason(
@@ -98,7 +98,7 @@ def test_a_relation_missing_from_the_catalog_is_matched_by_name_and_type() -> No
     forgotten = [replace(column, attnum=None) for column in (ID, B, N)]
     assert table_of_rows(TABLE, shape(*forgotten)) is TABLE
     other_type = [*forgotten[:2], replace(N, attnum=None, type=TEXT)]
-    assert "dropped and made anew" in reason(table_of_rows(TABLE, shape(*other_type)))
+    assert "dropped and created again" in reason(table_of_rows(TABLE, shape(*other_type)))
     swapped = [forgotten[0], forgotten[2], forgotten[1]]
     assert "changed names with each other" in reason(table_of_rows(TABLE, shape(*swapped))), (
         "a message is in their order"
@@ -119,7 +119,7 @@ def test_column_with_unknown_name_is_matched_if_its_attnum_exists() -> None:
 def test_a_new_column_next_to_a_dropped_column_is_refused() -> None:
     there = RelationFacts(remarked(replace(TABLE, columns=(*TABLE.columns, Column(6, "c", TEXT))), "1:7 2:7 4:7 6:9"))
     found = table_of_rows(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), there)
-    assert "beside one that was dropped" in reason(found)
+    assert "appeared when another was dropped" in reason(found)
     unpublished = RelationFacts(remarked(there.table or TABLE, "1:7 2:7 4:7 5:8 6:9"))
     assert isinstance(table_of_rows(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), unpublished), Table)
     older = remarked(TABLE, "1:7 2:7 4:7 5:6")
@@ -159,7 +159,7 @@ def test_a_new_column_of_two_leaves_is_one_column_of_the_root() -> None:
         told = RelationFacts(replace(TABLE, columns=(replace(column, attnum=attnum + 1),), root=NAME,
                                      marks=marks(f"1:7 2:7 4:7 {attnum + 1}:9", relfilenode=70)))  # fmt: skip
         found = table_of_rows(root, shape(ID, B, N, later, oid=leaf.oid, leaf=leaf.name), told)
-        assert "beside one that was dropped" in reason(found), "one came and went since the copy"
+        assert "appeared when another was dropped" in reason(found), "one came and went since the copy"
 
 
 def test_a_new_column_is_refused_if_a_leaf_was_rewritten() -> None:

@@ -78,8 +78,8 @@ def test_a_table_whose_key_was_created_again_is_copied(identity: ReplicaIdentity
         (replace(T, updates_seen=False), "its key changed"),
         (replace(T, partitioned=True), "it is partitioned or published in another way now"),
         (replace(T, root=TableName("public", "p")), "it is partitioned or published in another way now"),
-        (table(ID, A, Column(3, "c", INT, generated="s")), 'column "c" came, and is generated'),
-        (remarked(table(ID), "1:7 2:7"), 'column "a" is not published any more'),
+        (table(ID, A, Column(3, "c", INT, generated="s")), 'column "c" was added, and is generated'),
+        (remarked(table(ID), "1:7 2:7"), 'column "a" is no longer published'),
         (table(ID, Column(2, "a", CHAR)), 'the type of column "a" changed'),
         (table(Column(1, "id", OID), A), 'the type of column "id" changed'),
         (table(Column(1, "id", BIGINT), A), 'the type of column "id" changed'),
@@ -93,7 +93,7 @@ def test_rewrites_new_keys_and_unsafe_columns_require_a_copy(now: Table, reason:
 
 def test_an_existing_column_that_is_newly_published_requires_a_copy() -> None:
     before = replace(T, columns=(ID,))
-    assert obstacle(before, T) == 'column "a", which was there before, is published now'
+    assert obstacle(before, T) == 'column "a", which existed before, is published only now'
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ def test_unchanged_partitions_need_no_copy() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "reason"),
     [
-        (P, parted(MORE, leaf(1)), "partitions came or went"),
-        (P, parted(MORE, leaf(1), leaf(2), leaf(3)), "partitions came or went"),
-        (P, parted(MORE, leaf(1), leaf(2, attached="1000:8")), "partitions came or went"),
-        (parted(T), parted(MORE), "partitions came or went"),
+        (P, parted(MORE, leaf(1)), "partitions were added or removed"),
+        (P, parted(MORE, leaf(1), leaf(2), leaf(3)), "partitions were added or removed"),
+        (P, parted(MORE, leaf(1), leaf(2, attached="1000:8")), "partitions were added or removed"),
+        (parted(T), parted(MORE), "partitions were added or removed"),
         (P, parted(MORE, leaf(1), leaf(2, relfilenode=6)), "its rows were rewritten"),
         (
             P,

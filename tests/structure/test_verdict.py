@@ -42,7 +42,7 @@ MOVING = replace(FOLLOWED, state=TableState.WAITING, former=TableName("public", 
 RESHAPED = replace(UNREAD, table=replace(T, lineage=Lineage(1, 2, 15)))
 REWRITE, WORD = Rules("rewrite", 1 << 20), Rules("set_aside", 1 << 20)
 BY_ROWS = 'column "a" was renamed to "b"'
-TOO_LARGE = f"{BY_ROWS}, its key changed; it has 1 MiB, more than `recopy_bytes`, and waits for a word"
+TOO_LARGE = f"{BY_ROWS}, its key changed; it has 1 MiB, more than `recopy_bytes`, so it waits for your request"
 
 
 def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Verdict:
@@ -54,13 +54,13 @@ def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Ver
     [
         pytest.param(FOLLOWED, T, REWRITE, Stay(), id="as before"),
         pytest.param(FOLLOWED, remarked(T, relfilenode=6), REWRITE, Stay(), id="truncated"),
-        pytest.param(FOLLOWED, REGAINED, REWRITE, Recopy("its publication was changed or made anew, or lost and "
+        pytest.param(FOLLOWED, REGAINED, REWRITE, Recopy("its publication was changed or created again, or lost and "
                      "regained it: changes may be missing"), id="publication regained"),
-        pytest.param(ASIDE, REGAINED, REWRITE, Recopy("its publication was changed or made anew, or lost and "
+        pytest.param(ASIDE, REGAINED, REWRITE, Recopy("its publication was changed or created again, or lost and "
                      "regained it: changes may be missing"), id="publication regained, set aside"),
-        pytest.param(FOLLOWED, replace(T, oid=2), WORD, Recopy("was dropped and made anew"), id="made anew"),
-        pytest.param(FOLLOWED, TRUNCATED_UNTOLD, REWRITE, Recopy("public.t has new files, and nothing tells whether "
-                     "the stream carries all that was done", restructured=True), id="new files"),
+        pytest.param(FOLLOWED, replace(T, oid=2), WORD, Recopy("was dropped and created again"), id="created again"),
+        pytest.param(FOLLOWED, TRUNCATED_UNTOLD, REWRITE, Recopy("public.t has new data files, and it is unknown "
+                     "whether the stream has all changes", restructured=True), id="new files"),
         pytest.param(replace(FOLLOWED, refused=True, state=TableState.SET_ASIDE), T, REWRITE,
                      Recopy("can be mirrored now"), id="could not be mirrored until now"),
         pytest.param(ASIDE, T, REWRITE, Later(), id="set aside"),
@@ -81,8 +81,8 @@ def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Ver
         pytest.param(ATTACHED, RENAMED, REWRITE, Recopy("it was a partition for a while"),
                      id="rows that came as rows of another table"),
         pytest.param(MOVING, RENAMED, REWRITE, Later(), id="table renamed, and a column"),
-        pytest.param(MOVING, replace(T, oid=2), REWRITE, Recopy("was dropped and made anew"),
-                     id="table renamed and made anew"),
+        pytest.param(MOVING, replace(T, oid=2), REWRITE, Recopy("was dropped and created again"),
+                     id="table renamed and created again"),
         pytest.param(UNREAD, T, WORD, SetAside("column 'b' was dropped"), id="rows that cannot be read, by word"),
         pytest.param(UNREAD, T, REWRITE, Reshape("column 'b' was dropped"), id="rows that cannot be read"),
         pytest.param(RESHAPED, T, REWRITE, Recopy("column 'b' was dropped", restructured=True),

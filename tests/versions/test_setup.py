@@ -9,7 +9,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import check_source
 from tests.fix_postgres import fresh_database
 
-NULLS = "has NULL in a column that came with a default"
+NULLS = "has NULL in a column that was added later with a default"
 
 
 @pytest.mark.long

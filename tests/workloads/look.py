@@ -110,7 +110,7 @@ def _compare(
         expected = type(expected)(tuple(row[place] for place in keep) for row in expected.elements())
     rows = mirror_rows(lake, f"{schema}/{name}", columns, version)
     missing, extra = expected - rows, rows - expected
-    inserts_only = [problem for problem in problems if "updates and deletes are not seen" in problem]
+    inserts_only = [problem for problem in problems if "updates and deletes are not replicated" in problem]
     if not missing and not extra:
         found.equal.append(table)
     elif inserts_only and not missing:

@@ -169,7 +169,7 @@ class Play:
         self.follower.snapshot(aside)
         found = self._look()
         assert found.settled, found
-        inserts_only = {table for table, said in found.told.items() if "updates and deletes are not seen" in said}
+        inserts_only = {table for table, said in found.told.items() if "updates and deletes are not replicated" in said}
         assert found.told.keys() == inserts_only, found.told
         assert set(self.follower.unequal()) <= inserts_only
         asked, wrong = violations(self.follower.lake, self.application.invariants)

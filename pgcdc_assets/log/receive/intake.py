@@ -243,9 +243,9 @@ class Intake:
         if transaction is None:
             if not held:
                 raise PreparedLost(
-                    f"the content of prepared transaction {message.gid!r}, which commits now, is not in the lake: it "
-                    "was prepared before two_phase was on, or is lost", thing="change log", lsn=message.commit_lsn,
-                    do=COPY_ANEW,
+                    f"prepared transaction {message.gid!r} was committed, but its changes are not in the lake: it was "
+                    "prepared before two_phase was enabled, or they are lost", thing="change log",
+                    lsn=message.commit_lsn, do=COPY_ANEW,
                 )  # fmt: skip
             return None
         if held:
@@ -275,7 +275,7 @@ class Intake:
 
     def _known(self, lsn: Lsn) -> PreparedTransactions:
         if self._prepared is None:
-            raise ProtocolError("a prepared transaction came, which was not asked for", lsn=lsn)
+            raise ProtocolError("a prepared transaction arrived that was not requested", lsn=lsn)
         return self._prepared
 
 

@@ -96,8 +96,8 @@ class ResendCheck:
 
     def _fail(self, lsn: int) -> NoReturn:
         raise LogAhead(
-            f"stands at {self.end} with other transactions below than the source has: the source was restored to an "
-            "earlier time and has gone on since", thing="lake", lsn=Lsn(lsn), do=NEW_LAKE,
+            f"is at {self.end}, and the source has other transactions below this LSN: the source was "
+            "restored to an earlier time, and was written to since", thing="lake", lsn=Lsn(lsn), do=NEW_LAKE,
         )  # fmt: skip
 
 

@@ -187,5 +187,5 @@ class BlockReader:
             )
         except pa.ArrowInvalid:
             # Arrow's message quotes the row.
-            raise ProtocolError("sent rows that are no CSV", thing=f"copy of {self.table.name}") from None
+            raise ProtocolError("sent rows that are not valid CSV", thing=f"copy of {self.table.name}") from None
         return [whole(column) for column in table.columns], table.num_rows

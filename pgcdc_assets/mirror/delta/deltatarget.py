@@ -107,7 +107,7 @@ class DeltaTarget:
             mirror = self._mirrors.open(table.name)
             delta = mirror.delta
             if delta is None or mirror.snapshot_lsn is None:
-                raise LakeError("has no copy that comments could be of", thing=f"mirror {table.name}")
+                raise LakeError("has no copy to set comments on", thing=f"mirror {table.name}")
             commented = Commented.of(delta, table)
             if commented.held_by(delta):
                 return delta.number
@@ -118,12 +118,14 @@ class DeltaTarget:
     def rename(self, former: TableName, table: Table, version: int, position: Lsn) -> int:
         held = self._mirrors.open(former).at(version)
         if held is None:
-            raise LakeError(f"has no version {version} any more", thing=f"mirror {former}")
+            raise LakeError(f"no longer has version {version}", thing=f"mirror {former}")
         place = self._mirrors.open(table.name)
         others = place.snapshot_lsn == position and place.oid != table.oid
         if others and place.effective_replay_lsn(self._points) != position:
             # Otherwise a later run would take the position of the other table's copy for this table's position.
-            raise LakeError(f"holds a copy of {position} that has gone on", thing=f"mirror {place.name}", lsn=position)
+            raise LakeError(
+                f"has a copy of {position} that was already continued", thing=f"mirror {place.name}", lsn=position
+            )
         return rename_mirror(held, place, table, self._mirrors.layout.root, position)
 
     # Publish ------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class DurableVersions:
     def _position(self, name: TableName) -> Lsn:
         position = own_position(self._settled[name].positions, self._owner, name)
         if position is None:
-            raise LakeError("says of no copy that it holds it", thing=f"mirror {name}",
+            raise LakeError("does not record which copy it has", thing=f"mirror {name}",
                             do=f"run `pgcdc snapshot {name.shell}`")  # fmt: skip
         return position
 

@@ -29,7 +29,7 @@ def remove_lake(layout: Layout) -> list[str]:
     left = [entry.name for entry in storage.walk(layout.root, hidden=True)]
     ours = tuple(f"{folder.text.removeprefix(layout.root.text).lstrip('/')}/" for folder in (layout.own, *mirrors))
     if any(name.startswith(ours) for name in left):
-        raise MachineError("could not be removed whole", thing=f"lake {layout.root}",
+        raise MachineError("could not be removed completely", thing=f"lake {layout.root}",
                            do="remove the rest of the folder as its owner")  # fmt: skip
     return sorted(left)
 

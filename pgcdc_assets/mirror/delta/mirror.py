@@ -69,7 +69,7 @@ def clear_unfinished(path: Location) -> None:
     names = [entry.name for entry in storage.list_after(path)]
     storage.delete([path / name for name in names if OWN_NAME.fullmatch(name)])
     if others := [name for name in names if not OWN_NAME.fullmatch(name)]:
-        raise LakeError(f"holds a file that is none of a mirror's: {others[0]}", thing=f"folder {path}",
+        raise LakeError(f"has a file that is not part of a mirror: {others[0]}", thing=f"folder {path}",
                         do="move it away")  # fmt: skip
 
 
@@ -99,16 +99,16 @@ class Mirrors:
         found = table.configuration.get(IDENTITY)
         if found != owner:
             raise IdentityMismatch(
-                f"belongs to {found or 'nobody that we know'}, not to {owner}",
+                f"belongs to {found or 'an unknown owner'}, not to {owner}",
                 thing=f"Delta table {path}",
-                do="use a lake of its own, or move that table away",
+                do="use a separate lake, or move that table away",
             )
         other = table.configuration.get(SOURCE_TABLE, str(name))
         if other != str(name):
             raise IdentityMismatch(
-                f"is the mirror of {other}: this file system takes its folder and that of {name} for one",
+                f"is the mirror of {other}: this file system does not distinguish its folder from that of {name}",
                 thing=f"Delta table {path}",
-                do="keep the lake on a file system that tells upper from lower case, or leave one of the two out",
+                do="keep the lake on a case-sensitive file system, or exclude one of the two",
             )
         return Mirror(self, name, table)
 

@@ -33,17 +33,17 @@ def refusal(table: Table) -> str | None:
     names = [column.name for column in table.columns]
     reserved = [name for name in names if name.lower() in OWN_COLUMNS]
     if reserved:
-        return f"column {reserved[0]} has a name that the mirror keeps for itself"
+        return f"column {reserved[0]} has a name that mirrors reserve"
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(name.lower(), name)
         if other != name:
-            return f"columns {other} and {name} differ in case alone, which Delta Lake cannot hold"
+            return f"columns {other} and {name} differ only in case, which Delta Lake does not allow"
     itself = next((one for one in table.outside if one.oid == table.oid), None)
     if itself is not None:
-        return f"it {itself.why}: its rows are in no stream"
+        return f"it {itself.why}: its rows are not replicated"
     if table.unpublished:
-        what = f"partition {table.unpublished[0].name} is in no publication, and what is written to it in no stream"
+        what = f"partition {table.unpublished[0].name} is in no publication, so its rows are not replicated"
         return f"{what}: give it a REPLICA IDENTITY if it has none, or run `pgcdc setup`"
     return None
 
@@ -67,7 +67,7 @@ def _unread(table: Table) -> str | None:
 def way_back(name: TableName, *, refused: bool) -> str:
     """What the operator can do about a table that is set aside. If it was ``refused``, a new copy cannot help."""
     if refused:
-        return f"change that on the source, or leave the table out: '-{name}' in the setting `tables`"
+        return f"change that on the source, or exclude the table: '-{name}' in the setting `tables`"
     return f"run `pgcdc snapshot {name.shell}`"
 
 

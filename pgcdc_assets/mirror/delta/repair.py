@@ -95,4 +95,4 @@ def _effects(spark: SparkSession, units: Sequence[Collapsing], table: Table, tou
 
 
 def _again(table: Table) -> str:
-    return f"copy it anew: `pgcdc snapshot {table.name.shell}`"
+    return f"copy it again: `pgcdc snapshot {table.name.shell}`"

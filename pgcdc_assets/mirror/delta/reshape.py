@@ -71,7 +71,7 @@ def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, 
     mirror = found.again()
     delta = mirror.delta
     if delta is None or mirror.snapshot_lsn != found.snapshot_lsn:
-        raise LakeError("was copied anew meanwhile", thing=f"mirror {after.name}")
+        raise LakeError("was copied again during the change", thing=f"mirror {after.name}")
     if (reason := unfit(delta)) is not None:
         raise LakeError(reason, thing=f"mirror {after.name}")
     columns = _sourced(delta, _taken_by(mirror, before), after)
@@ -112,7 +112,7 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tup
         column = columns[field.name]
         source = names.get(column.attnum)
         if source is not None and source not in held:
-            raise LakeError(f"has no column {source!r} any more", thing=f"mirror {after.name}")
+            raise LakeError(f"no longer has column {source!r}", thing=f"mirror {after.name}")
         if source is None and column.missing is None and field.name not in names.values():
             # An earlier run may have added this column to the mirror and died.
             source = field.name if held.get(field.name) == field.type else None
@@ -180,7 +180,10 @@ def _with_rows(
     reports = _projected(spark, work, delta.files) if delta.files else []
     left = sum((file.rows or 0) - file.deleted for file in delta.files)
     if sum(report.rows for report in reports) != left:
-        raise LakeError(f"{left} rows were to be written anew", thing=f"mirror {mirror.name}")
+        raise LakeError(
+            f"{left} rows should have been rewritten, but the new files have another number",
+            thing=f"mirror {mirror.name}",
+        )
     passed(FaultPoint.RESHAPED_FILES_WRITTEN)
     return replace_table(delta, wanted, reports, {}, structure)
 
@@ -237,7 +240,7 @@ def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, p
     may be above the position that the commits of ``former`` record. ``root``: the lake's folder."""
     held = former.delta
     if held is None:
-        raise LakeError("is no table that could go on under another name", thing=f"mirror {former.name}")
+        raise LakeError("is not a table that can be renamed", thing=f"mirror {former.name}")
     if not place.exists:
         owned = {IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
         create_mirror(place.path, MirrorSchema(held.columns), owned, root)

@@ -107,7 +107,7 @@ class TablePlan:
         held = {field.name.lower(): field.name for field in delta.schema.fields}
         if taken := [name for name in missing.names if name.lower() in held]:
             other = held[taken[0].lower()]
-            raise LakeError(f"has a column {other!r} of another writer, beside which {taken[0]!r} cannot be added",
+            raise LakeError(f"has column {other!r} of another writer, so {taken[0]!r} cannot be added",
                             thing=f"mirror {self.mirror.name}")  # fmt: skip
         names = {field.name: field.name for field in delta.schema.fields}
         wanted = pa.schema([*delta.columns, *missing])
@@ -219,7 +219,7 @@ def _altered(table: Table, known: Table | None, mirror: Mirror, delta: DeltaVers
     have = {field.name: str(field.type) for field in delta.schema.fields}
     lacking = [] if known is None else [name for name in MirrorSchema.of(known).arrow.names if name not in have]
     if lacking:
-        return f"has no column {lacking[0]!r} any more: it was dropped or renamed there"
+        return f"no longer has column {lacking[0]!r}: it was dropped or renamed in the mirror"
     ours = DeltaSchema.from_arrow(MirrorSchema.of(table).arrow).fields
     other = [field for field in ours if have.get(field.name, str(field.type)) != str(field.type)]
-    return f"holds column {other[0].name!r} as another type than its own: it was changed there" if other else None
+    return f"has column {other[0].name!r} with another type: it was changed in the mirror" if other else None

@@ -51,7 +51,7 @@ class NotText(Exception):
 
     def __init__(self, row: int) -> None:
         self.row = row
-        super().__init__(f"value {row} is no text")
+        super().__init__(f"value {row} is not text")
 
 
 def decoded(values: pa.BinaryArray, encoding: Encoding, *, shown: bool = False) -> pa.StringArray:

@@ -91,7 +91,7 @@ def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
         return _cast_of(stored)(column, stored)
     except (pa.ArrowInvalid, ProtocolError):
         # Arrow's error would contain the value, and an error for an array's element would not name the array's type.
-        raise ProtocolError("a text is none of its type", thing=f"type {of.name}") from None
+        raise ProtocolError("a value is not valid for its type", thing=f"type {of.name}") from None
 
 
 def _stored(of: PgType) -> PgType:
@@ -269,7 +269,7 @@ def _without(values: pa.Array, rows: Bools) -> pa.Array:
 
 def _require(sound: bool) -> None:
     if not sound:
-        raise ProtocolError("a text is none of its type")
+        raise ProtocolError("a value is not valid for its type")
 
 
 _NIBBLES: Final = np.full(256, 0xFF, np.uint8)

@@ -68,7 +68,7 @@ WHERE classoid = 'pg_catalog.pg_class'::pg_catalog.regclass AND objoid = ANY(%s)
 """
 DECODED: Final = frozenset({"tde_heap"})
 """Table access methods of extensions that write the same WAL records as the heap."""
-of_catalog = partial(reading, "system catalog of the source", SourceFailed, "have it checked for damage there")
+of_catalog = partial(reading, "system catalog of the source", SourceFailed, "check the source for damage")
 """Decorates functions that interpret catalog rows. A row that breaks PostgreSQL's rules raises SourceFailed."""
 Comments = tuple[tuple[int, str], ...]
 """The form of :attr:`Table.comments`: attnum (0 for the table) and text, in attnum order."""

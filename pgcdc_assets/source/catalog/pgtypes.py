@@ -93,7 +93,7 @@ class PgTypes:
         typmod, passed = -1, set[int]()
         while row.base:
             if row.oid in passed:
-                raise ValueError(f"domain {row.name} stands on itself")
+                raise ValueError(f"domain {row.name} is based on itself")
             passed.add(row.oid)
             typmod = row.base_typmod if row.base_typmod != -1 else typmod
             if row.base not in self.rows:

@@ -132,7 +132,7 @@ def _any_filter(filters: Iterable[str | None]) -> str | None:
 
 def refuse_unread(name: object) -> NoReturn:
     """Raises CopyBlocked for a table whose row filter is needed and could not be read."""
-    raise CopyBlocked("is locked, and its row filter cannot be read meanwhile", thing=f"table {name}",
+    raise CopyBlocked("is locked, so its row filter cannot be read", thing=f"table {name}",
                       do="end the transaction that holds ACCESS EXCLUSIVE on it, then run again")  # fmt: skip
 
 

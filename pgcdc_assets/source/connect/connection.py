@@ -165,7 +165,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
 
 
 def log_waiting(what: str) -> None:
-    logger.warning("the source keeps us waiting: %s", what)
+    logger.warning("waiting for the source: %s", what)
 
 
 def session_options(**more: str) -> str:

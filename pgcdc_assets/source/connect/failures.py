@@ -27,16 +27,16 @@ from pgcdc_assets.errors import (
     SourceUnavailable,
 )
 
-COPY_ANEW = "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`: it copies anew"
+COPY_ANEW = "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`, which copies all tables again"
 NEW_LAKE = "run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`"
 """The advice if the lake has changes that this source never had. The lake's LSNs are then too high for a new copy."""
 
 _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
-    "55006": (SlotActive, "wait until the process that holds it ends, or end it"),
+    "55006": (SlotActive, "wait until the process that uses it ends, or end it"),
     "55P03": (CopyBlocked, "end the transaction that holds the lock, then run again"),
     "42501": (SourceNotReady, "grant the right that the message names, then run again"),
-    "53100": (SourceNotReady, "make room on the source, then run again"),
-    "53200": (SourceNotReady, "leave the source more memory, then run again"),
+    "53100": (SourceNotReady, "free space on the source, then run again"),
+    "53200": (SourceNotReady, "give the source more memory, then run again"),
     "53400": (SourceNotReady, "raise max_replication_slots on the source and restart it, or drop a slot"),
     "28000": (SourceNotReady, "let this user connect: see pg_hba.conf and the user's rights"),
     "28P01": (SourceNotReady, "check PGPASSWORD, the service file or the passfile"),
@@ -50,7 +50,7 @@ _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "3D000": (SourceNotReady, "check the database's name in the setting `source`: if it was renamed, set the new name"),
 }
 UNREACHED = (
-    "see that the server runs, and that host and port in the setting `source` (PGCDC_SOURCE, or pgcdc.yaml) are its own"
+    "check that the server runs, and that host and port in the setting `source` (PGCDC_SOURCE, or pgcdc.yaml) are right"
 )
 _NO_UTF8 = ("22021", "22P05")
 """SQLSTATEs of bytes that are invalid in the server's encoding, and of a character that UTF8 does not have."""
@@ -72,12 +72,12 @@ _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
     (
         re.compile(r"must be superuser or replication role|permission denied to start WAL sender"),
         SourceNotReady,
-        "ALTER ROLE ... REPLICATION for the user of `source`; a managed service has a role to grant instead",
+        "ALTER ROLE ... REPLICATION for the user of `source`; on a managed service, grant its replication role instead",
     ),
     (
         re.compile(r"exceeds \"?max_wal_senders"),
         SourceUnavailable,
-        "raise max_wal_senders on the source and restart it, or end a replication connection that nobody needs",
+        "raise max_wal_senders on the source and restart it, or end a replication connection that is not needed",
     ),
     (
         re.compile(r'startup parameter\W+replication\b|at or near "(?:IDENTIFY_SYSTEM|CREATE_REPLICATION_SLOT)"'),
@@ -104,7 +104,7 @@ _NO_PUBLICATION = re.compile(r'publication "(.*)" does not exist')
 
 def no_publication(name: str) -> EmptyPublication:
     """Returns the error for a publication that was missing for some time: WAL from that time cannot be decoded."""
-    return EmptyPublication("did not exist at some time since the slot was made: changes of that time are lost",
+    return EmptyPublication("did not exist for some time since the slot was created: changes of that time are lost",
                             thing=f"publication {name}", do=COPY_ANEW)  # fmt: skip
 
 
@@ -135,8 +135,8 @@ class ServerError:
             return SlotLost(self.message, thing=thing, do=COPY_ANEW)
         if self.state in _NO_UTF8:
             # The server's message is left out, because it quotes bytes of the text.
-            return SourceFailed(f"holds a text that cannot be had in UTF8 (SQLSTATE {self.state})", thing=thing,
-                                do=f"correct it there; where the WAL holds it already, {COPY_ANEW}")  # fmt: skip
+            return SourceFailed(f"has a text that cannot be converted to UTF8 (SQLSTATE {self.state})", thing=thing,
+                                do=f"correct it there; if it is already in the WAL, {COPY_ANEW}")  # fmt: skip
         if "wal_level" in self.message:
             return SourceNotReady(self.message, thing=thing, do="set wal_level = logical on the source and restart it")
         return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)

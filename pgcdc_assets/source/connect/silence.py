@@ -84,8 +84,8 @@ class Silence:
         self._at = now
         if self._seconds >= self._patience.silent:
             raise SourceUnavailable(
-                f"has said nothing for {self._patience.silent:g} s: the server or the way to it hangs",
-                thing=self._endpoint, do="run again; it goes on from what is durable",
+                f"has sent nothing for {self._patience.silent:g} s: the server or the network does not respond",
+                thing=self._endpoint, do="run again: it continues where it stopped",
             )  # fmt: skip
         if self._seconds >= self._due:
             at_work = self._check()
@@ -126,8 +126,8 @@ class Session:
                 row = conn.execute(_CHECK, [self.pid, self.application_name]).fetchone()
         except psycopg.Error as error:
             # A server that refuses a connection is alive.
-            return "to a server that refuses to be asked" if _REFUSES in str(error) else None
+            return "to a server that accepts no other connection" if _REFUSES in str(error) else None
         if row is None or not row[0]:
             return None
         _, kind, blockers = row
-        return f"which waits for a lock of {', '.join(blockers)}" if blockers else f"which is at work ({kind or 'CPU'})"
+        return f"which waits for a lock of {', '.join(blockers)}" if blockers else f"which is busy ({kind or 'CPU'})"

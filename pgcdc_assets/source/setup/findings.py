@@ -69,7 +69,7 @@ class Finding:
 
     def _sql(self) -> list[str]:
         more = len(self.sql) - _NAMES_SHOWN
-        rest = [f"-- and {more} more: `pgcdc setup --sql` prints all"] if more > 0 else []
+        rest = [f"-- and {more} more; `pgcdc setup --sql` prints all"] if more > 0 else []
         return [*self.sql[:_NAMES_SHOWN], *rest]
 
 
@@ -108,52 +108,52 @@ def _two_phase(number: int) -> Iterator[Finding]:
 def _encoding(name: str | None) -> Iterator[Finding]:
     if name == "SQL_ASCII":
         yield Finding(
-            "warning", "source", f"has server_encoding = {name}: it takes any bytes for text, and a table with a text "
-            "that is not UTF-8 is set aside", "find such texts before the first copy, and correct them",
+            "warning", "source", f"has server_encoding = {name}, which accepts any bytes: a table with a "
+            "text that is not UTF-8 is set aside", "find such texts before the first copy, and correct them",
         )  # fmt: skip
     elif name and Encoding.of(name).name != name:
         yield Finding(
-            "warning", "source", f"has server_encoding = {name}, which only the server can convert: a text that has no "
-            "UTF-8 stops all tables", "find such texts before the first copy, and correct them",
+            "warning", "source", f"has server_encoding = {name}, which only the server can convert: a text "
+            "that cannot be UTF-8 stops all tables", "find such texts before the first copy, and correct them",
         )  # fmt: skip
 
 
 def _settings(recovering: bool, wal_level: str, pending: bool, standbys: str) -> Iterator[Finding]:
     if recovering:
-        yield Finding("error", "source", "is a standby: publications are made on its primary",
+        yield Finding("error", "source", "is a standby: publications must be created on its primary",
                       "run `pgcdc setup` against the primary")  # fmt: skip
     if wal_level != "logical" and pending:
-        yield Finding("error", "source", f"has wal_level = {wal_level}, and another value in its configuration",
+        yield Finding("error", "source", f"has wal_level = {wal_level}, and a new value that is not in effect yet",
                       "restart the server")  # fmt: skip
     elif wal_level != "logical":
-        yield Finding("error", "source", f"has wal_level = {wal_level}", "restart the server after",
+        yield Finding("error", "source", f"has wal_level = {wal_level}", "run this, then restart the server",
                       ("ALTER SYSTEM SET wal_level = logical;", "SELECT pg_reload_conf();"))  # fmt: skip
     if matches_standby_names(standbys, APPLICATION):
         yield Finding(
             "error", "source",
-            f"would wait for us at every COMMIT: synchronous_standby_names = {standbys!r} matches {APPLICATION!r}",
-            "name the standbys one by one there",
+            f"would wait for pgcdc at every COMMIT: synchronous_standby_names = {standbys!r} matches {APPLICATION!r}",
+            "list each standby by name there",
         )  # fmt: skip
 
 
 def _places(slots: int, senders: int, has_slot: bool) -> Iterator[Finding]:
     needed = _PLACES - has_slot
     if slots < needed:
-        yield Finding("error", "source", f"has {max(slots, 0)} free replication slots, and {needed} are needed",
-                      "raise max_replication_slots and restart it, or drop a slot nobody reads")  # fmt: skip
+        yield Finding("error", "source", f"has {max(slots, 0)} free replication slots, but {needed} are needed",
+                      "raise max_replication_slots and restart it, or drop an unused slot")  # fmt: skip
     if senders < needed:
-        yield Finding("error", "source", f"has {max(senders, 0)} free walsenders, and {needed} are needed",
+        yield Finding("error", "source", f"has {max(senders, 0)} free walsenders, but {needed} are needed",
                       "raise max_wal_senders and restart it")  # fmt: skip
 
 
 def _bounds(keep: str, idle: str | None) -> Iterator[Finding]:
     if keep == "-1":
         yield Finding(
-            "warning", "source", "keeps WAL for a slot without bound (max_slot_wal_keep_size = -1): while nobody "
-            "reads, it grows up to the disk's size", "set max_slot_wal_keep_size to what the disk can spare",
+            "warning", "source", "keeps WAL for a slot without a limit (max_slot_wal_keep_size = -1): while "
+            "no sync runs, WAL may fill the disk", "set max_slot_wal_keep_size to what the disk can spare",
         )  # fmt: skip
     if idle not in (None, "0"):
-        yield Finding("warning", "source", f"invalidates a slot that nobody reads for {idle}",
+        yield Finding("warning", "source", f"invalidates a slot that is not read for {idle}",
                       "set idle_replication_slot_timeout above the longest pause between two runs")  # fmt: skip
 
 
@@ -182,9 +182,7 @@ def matches_standby_names(setting: str, application: str) -> bool:
 
 _CHECKED: Final = "verify-full"
 """The only ``sslmode`` with which libpq checks that the server's certificate is valid and belongs to the host."""
-_DO: Final = (
-    f"write `sslmode={_CHECKED}` into `source`, and as `sslrootcert` the file of the certificate of its authority"
-)
+_DO: Final = f"add `sslmode={_CHECKED}` to `source`, and `sslrootcert` with the file of its CA certificate"
 
 
 def transport_findings(conn: psycopg.Connection[Any]) -> list[Finding]:
@@ -202,8 +200,8 @@ def exposed(host: str, address: str, sslmode: str, *, tls: bool, gss: bool = Fal
     if not address or _loopback(address) or gss or (tls and sslmode == _CHECKED):
         return None
     if not tls:
-        return f"is reached at {host} without encryption: others on the way can read all rows, and change them"
-    return f"is reached at {host} with sslmode={sslmode}, by which another server can answer in its place"
+        return f"is reached at {host} without encryption: others on the network can read and change all rows"
+    return f"is reached at {host} with sslmode={sslmode}, which does not check that it is the right server"
 
 
 def _loopback(address: str) -> bool:

@@ -276,8 +276,8 @@ class OwnPair:
 
 
 def _blocked(conn: psycopg.Connection[Any], relation: _Listing) -> CopyBlocked:
-    who = ", ".join(str(one) for one in alterers(conn, [relation.oid])) or "somebody who has just left"
-    return CopyBlocked(f"cannot be published, for it is altered or locked by {who}", thing=f"table {relation.name}",
+    who = ", ".join(str(one) for one in alterers(conn, [relation.oid])) or "a session that has just ended"
+    return CopyBlocked(f"cannot be published, because it is altered or locked by {who}", thing=f"table {relation.name}",
                        do="run again when that transaction has ended")  # fmt: skip
 
 

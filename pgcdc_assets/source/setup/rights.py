@@ -60,7 +60,7 @@ WHERE p.pubname = ANY(%(names)s) AND NOT r.super AND p.pubowner NOT IN (SELECT o
 )
 _STATEMENTS = 10
 """The most statements that the message about one table contains."""
-BY_OWNER = "let their owner run what `pgcdc setup --sql` prints"
+BY_OWNER = "let their owner run the script of `pgcdc setup --sql`"
 
 
 def rights_findings(
@@ -72,7 +72,9 @@ def rights_findings(
     thing, name = f"role {role}", quoted_role(conn, role)
     found: list[Finding] = []
     if not may_replicate:
-        found.append(Finding("error", thing, "may not replicate", sql=(f"ALTER ROLE {name} REPLICATION;",)))
+        found.append(
+            Finding("error", thing, "lacks the attribute REPLICATION", sql=(f"ALTER ROLE {name} REPLICATION;",))
+        )
     if not may_connect:
         found.append(Finding("error", thing, f"may not connect to database {database}",
                              sql=(f"GRANT CONNECT ON DATABASE {database} TO {name};",)))  # fmt: skip
@@ -112,7 +114,7 @@ def _reading(rows: Sequence[tuple[Any, ...]], role: str, name: str) -> list[Find
     found: list[Finding] = []
     closed = sorted({schema for _, _, schema, usage, *_ in rows if not usage})
     if closed:
-        found.append(Finding("error", f"schemas {named(closed)}", f"may not be entered by role {role}",
+        found.append(Finding("error", f"schemas {named(closed)}", f"may not be used by role {role}",
                              sql=tuple(f"GRANT USAGE ON SCHEMA {schema} TO {name};" for schema in closed)))  # fmt: skip
     unread = [table for _, table, _, _, select, *_ in rows if not select]
     if unread:
@@ -121,7 +123,8 @@ def _reading(rows: Sequence[tuple[Any, ...]], role: str, name: str) -> list[Find
     hidden = [table for _, table, *_, security in rows if security]
     if hidden:
         found.append(Finding("error", named(hidden), f"row-level security hides rows from role {role}",
-                             "use the owner, or let a superuser say", (f"ALTER ROLE {name} BYPASSRLS;",)))  # fmt: skip
+                             "connect as the owner, or let a superuser run this",
+                             sql=(f"ALTER ROLE {name} BYPASSRLS;",)))  # fmt: skip
     return found
 
 
@@ -132,16 +135,16 @@ def _publishing(
     own. ``database``: our database, if the role may not create a publication in it."""
     found = []
     if changes.make and database and not foreign:
-        found.append(Finding("error", f"role {role}", "may not make a publication", "or " + BY_OWNER,
+        found.append(Finding("error", f"role {role}", "may not create a publication", "or " + BY_OWNER,
                              (f"GRANT CREATE ON DATABASE {database} TO {quoted_role(conn, role)};",)))  # fmt: skip
     if foreign:
-        also = f", nor make a publication in database {database}" if changes.make and database else ""
+        also = f", nor create a publication in database {database}" if changes.make and database else ""
         found.append(Finding("error", named(foreign), f"not owned by role {role}, so it cannot publish them{also}",
                              f"{BY_OWNER}, or exclude them in the setting `tables`"))  # fmt: skip
     names = not_owned(conn, role, changes.alter)
     if names and not foreign:
         thing = f"publication {', '.join(names)}"
-        found.append(Finding("error", thing, f"not owned by role {role}, and needs a change", BY_OWNER))
+        found.append(Finding("error", thing, f"not owned by role {role}, and must be changed", BY_OWNER))
     return found
 
 
@@ -165,9 +168,9 @@ def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> 
         ((user, database),) = conn.execute("SELECT current_user::text, current_database()::text")
         lines = list(_lines(conn, settings, role or user))
     if not any(not line.startswith("--") for line in lines):
-        lines.append("-- nothing is left for an owner to do")
+        lines.append("-- nothing is left to do for an owner")
     head = [
-        f"-- Database {_comment(database)}: what it needs for role {_comment(role or user)} to follow it.",
+        f"-- Database {_comment(database)}: prepares it for replication by role {_comment(role or user)}.",
         "-- Printed by `pgcdc setup --sql`, which changed nothing. To be run in that database by a superuser, or by",
         "-- the owner of the tables where no role has to be changed; then run `pgcdc setup`.",
     ]
@@ -190,7 +193,7 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
     for finding in found:
         yield from _mended(finding)
     if not own:
-        yield f"-- publication {_comment(settings.publication)} was made by somebody else, and is used as it is"
+        yield f"-- publication {_comment(settings.publication)} was not made by pgcdc, and is used unchanged"
         return
     for statement in pair.statements():
         yield statement.as_string(None) + ";"

@@ -171,7 +171,7 @@ def teardown(settings: Settings, conninfo: str, made: Container[str] = (), *, sh
 
 def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[str], *, shared: bool) -> Traces:
     slot, marked = f"slot {settings.slot}", _ours(conn, settings)
-    of_another = "this project did not make it; where no other one needs it: `pgcdc teardown --shared`"
+    of_another = "this project did not create it; if no other project needs it: `pgcdc teardown --shared`"
     ours, left = [], {}
     if (status := slot_status(conn, settings.slot)) is not None:
         here = status.database == status.connected_to
@@ -182,7 +182,7 @@ def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[s
             left[slot] = of_another
         else:
             left[slot] = (
-                f"setup did not make it; where nobody needs it: SELECT pg_drop_replication_slot('{settings.slot}')"
+                f"setup did not create it; if it is not needed: SELECT pg_drop_replication_slot('{settings.slot}')"
             )
     there = [publication for name in _names(settings) if (publication := read_publication(conn, name))]
     others = not_owned(conn, _user(conn), [publication.name for publication in there])
@@ -191,10 +191,10 @@ def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[s
         thing, with_mark = f"publication {publication.name}", made_by_us(publication, settings.slot)
         if thing not in made and not with_mark:
             if publication.name == settings.publication:
-                left[thing] = "setup did not make it"
+                left[thing] = "setup did not create it"
         elif publication.name in others:
             drop = sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(publication.name)).as_string(conn)
-            left[thing] = f"its owner can drop it{'' if thing in made else ', where nobody needs it'}: {drop}"
+            left[thing] = f"its owner can drop it{'' if thing in made else ', if it is not needed'}: {drop}"
         elif thing not in made and not shared:
             left[thing] = of_another
         else:
@@ -278,7 +278,7 @@ def _slot_findings(conn: psycopg.Connection[Any], settings: Settings, made: Cont
     status = slot_status(conn, settings.slot)
     if status is None or status.database != status.connected_to or f"slot {settings.slot}" in made:
         return []
-    what = "exists, and this project did not make it: where another project reads it, each takes changes from the other"
+    what = "exists, but this project did not create it: if another project reads it, each loses changes to the other"
     return [Finding("warning", status.thing, what, "choose another name in the setting `slot`")]
 
 
@@ -295,9 +295,9 @@ def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Con
             Finding("error", status.thing, f"belongs to database {status.database}, not to {status.connected_to}",
                     "choose another name in the setting `slot`")
         ]  # fmt: skip
-    what = f"exists, but publication {lacking[0]} does not: changes since the slot was made would be lost"
+    what = f"exists, but publication {lacking[0]} does not: changes since the slot was created would be lost"
     do = (
-        f"make the publication yourself if nothing was lost, or SELECT pg_drop_replication_slot('{settings.slot}')"
-        " and run `pgcdc setup`: it copies anew"
+        f"create the publication yourself if nothing was lost, or SELECT pg_drop_replication_slot('{settings.slot}') "
+        "and run `pgcdc setup`, which copies all tables again"
     )
     return [Finding("error", status.thing, what, COPY_ANEW if f"slot {settings.slot}" in made else do)]

@@ -48,7 +48,7 @@ def pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, neede
         found.append(Finding("error" if needed else "warning", f"pattern `{text}`",
                              "in the setting `tables` matches no table", do))  # fmt: skip
     if needed and not idle:
-        do = "the setting `tables` leaves none of them" if there else "create one"
+        do = "the setting `tables` excludes all of them" if there else "create one"
         found.append(Finding("error", "source", "has no table to mirror", do))
     return found
 
@@ -78,10 +78,10 @@ def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
         f"ALTER TABLE {one} REPLICA IDENTITY FULL"
     )  # fmt: skip
     if reason == NO_PARTITION:
-        what = f"{reason}: {whose} updates are followed once {each} has a partition that can be published for them"
+        what = f"{reason}: {whose} updates are replicated once {each} has a partition that can be published for them"
         return Finding("info", thing, what)
     return Finding(
-        "warning", thing, f"{reason}: {whose} updates and deletes are not seen",
+        "warning", thing, f"{reason}: {whose} updates and deletes are not replicated",
         f"give {each} a primary key, or {whole}; then run `pgcdc setup`",
     )  # fmt: skip
 
@@ -93,9 +93,9 @@ def key_findings(wanted: Sequence[Planned]) -> list[Finding]:
         return []
     return [
         Finding(
-            "info", "keys", f"{keyed} tables are published for updates: where one loses its key or replica identity, "
+            "info", "keys", f"{keyed} tables replicate updates and deletes: if one loses its key or replica identity, "
             "PostgreSQL refuses its UPDATE and DELETE",
-            "give it the new one in the same transaction, or set REPLICA IDENTITY FULL before",
+            "add a new key in the same transaction, or set REPLICA IDENTITY FULL first",
         )
     ]  # fmt: skip
 
@@ -105,7 +105,7 @@ def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePa
     thing = f"publication {name}"
     published = read_published(conn, [name])
     relations = read_relations(conn, published)
-    found = [Finding("info", thing, "was made by somebody else, and is used as it is")]
+    found = [Finding("info", thing, "was not made by pgcdc, and is used unchanged")]
     if not published:
         found.append(Finding("error", thing, "lists no table", "add tables to it"))
     toastable = {oid for (oid,) in conn.execute(_TOASTABLE, [list(published)])}
@@ -127,21 +127,21 @@ def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePa
 def _relation_findings(relation: CatalogRelation, entry: Published, *, toastable: bool) -> Iterator[Finding]:
     thing = f"table {relation.name}"
     if not entry.inserts:
-        yield Finding("warning", thing, "is published without insert: its mirror cannot follow",
+        yield Finding("warning", thing, "is published without insert: inserts are not replicated",
                       "let the publication publish insert")  # fmt: skip
     elif not (entry.updates and entry.deletes):
-        yield Finding("warning", thing, "is published without update or delete: its mirror keeps what they change",
+        yield Finding("warning", thing, "is published without update or delete: its mirror does not get these changes",
                       "let the publication publish update and delete")  # fmt: skip
     if not entry.truncates:
-        yield Finding("warning", thing, "is published without truncate: TRUNCATE, VACUUM FULL and CLUSTER have it "
-                      "copied again", "let the publication publish truncate")  # fmt: skip
+        yield Finding("warning", thing, "is published without truncate: it is copied again after TRUNCATE, "
+                      "VACUUM FULL or CLUSTER", "let the publication publish truncate")  # fmt: skip
     if (entry.updates or entry.deletes) and relation.refuses_updates:
         yield Finding("warning", thing, "UPDATE and DELETE fail on the source: no usable replica identity",
                       f"give it a primary key, or ALTER TABLE {relation.name} REPLICA IDENTITY FULL")  # fmt: skip
     if entry.row_filter and entry.updates and toastable and relation.replica_identity != "f":
         yield Finding(
-            "warning", thing, "has a row filter and columns that may be stored out of line: an update that moves a "
-            "row into the filter may come without their values, and then the table is set aside",
+            "warning", thing, "has a row filter and columns that may be stored out of line: an update that moves a row "
+            "into the filter may arrive without their values; the table is then set aside",
             f"ALTER TABLE {relation.name} REPLICA IDENTITY FULL",
         )  # fmt: skip
 
@@ -169,8 +169,8 @@ def _table_findings(table: Table, publication: str, server_version: int, *, sent
                       f"among the columns of publication {publication}",
                       "publish its primary key's columns, or give it REPLICA IDENTITY FULL")  # fmt: skip
     if server_version < _WHOLE_OLD_IMAGES_SINCE and table.via_root and table.updates_seen and not table.key:
-        yield Finding("warning", f"table {table.name}", "has no key and is published via its root: before PostgreSQL "
-                      "15 the old image of a row has NULL in a column that came with a default later than the row, and "
+        yield Finding("warning", f"table {table.name}", "has no key and is published via its root: before "
+                      "PostgreSQL 15, the old image of a row has NULL in a column that was added later with a default; "
                       "the table is then set aside", "publish with publish_via_partition_root = false, or give it a "
                       "primary key")  # fmt: skip
 
@@ -194,7 +194,7 @@ def child_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> Iter
     for relation in sorted(relations.values(), key=lambda relation: relation.name):
         yield Finding(
             "warning", f"table {relation.name}", f"is the parent of {named(children[relation.oid])} by INHERITS: its "
-            f"mirror has the rows of ONLY {relation.name}, and each child that is published has a mirror of its own",
+            f"mirror has only the rows of ONLY {relation.name}; each published child has its own mirror",
             "read the mirrors of the children too",
         )  # fmt: skip
 
@@ -220,8 +220,9 @@ def _object_names(conn: psycopg.Connection[Any], relations: list[CatalogRelation
         return []
     return [
         Finding(
-            "warning", f"columns {named(columns)}", "hold names of objects (regclass and its kin): a rename of the "
-            "object changes their text in older rows and leaves no trace, so mirrors keep the name of before",
+            "warning", f"columns {named(columns)}", "contain names of objects (regclass and similar types): a rename "
+            "of the object changes the text of older rows without a change in the WAL, so mirrors keep the earlier "
+            "name",
             "after a rename, run `pgcdc snapshot` for their tables",
         )
     ]  # fmt: skip
@@ -238,8 +239,8 @@ def _rewritten(relations: list[CatalogRelation]) -> list[Finding]:
         return []
     return [
         Finding(
-            "info", f"tables {named(tables)}", "have no TOAST table and are not listed in a publication by themselves: "
-            "TRUNCATE, VACUUM FULL and CLUSTER are not to be told from SET UNLOGGED, writes, and SET LOGGED, and so "
-            "have them copied anew, a partition's table as a whole",
+            "info", f"tables {named(tables)}", "have no TOAST table and are not listed individually in a publication: "
+            "they are copied again after TRUNCATE, VACUUM FULL or CLUSTER (for a partition, the whole table), because "
+            "SET UNLOGGED and SET LOGGED would look the same",
         )
     ]  # fmt: skip

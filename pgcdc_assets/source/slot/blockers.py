@@ -84,7 +84,7 @@ def _holder(row: tuple[Any, ...]) -> Blocker:
 
 
 def log_blockers(blockers: list[Blocker]) -> None:
-    log_waiting(", ".join(str(blocker) for blocker in blockers) or "nobody named")
+    log_waiting(", ".join(str(blocker) for blocker in blockers) or "unknown sessions")
 
 
 OnWait = Callable[[list[Blocker]], None]

@@ -55,7 +55,7 @@ def create_slot(
         except CopyBlocked:
             names = ", ".join(str(holder) for holder in transactions(conn)) or "a transaction that has just ended"
             raise CopyBlocked(
-                f"not made within {lock_seconds:g} s, for it waits for every open transaction: {names}",
+                f"not created within {lock_seconds:g} s, because it waits for all open transactions: {names}",
                 thing=f"slot {name}", do="end these transactions, then run again",
             ) from None  # fmt: skip
         except SourceFailed as error:
@@ -200,7 +200,7 @@ def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool
     if status.confirmed_flush_lsn is not None and status.confirmed_flush_lsn > transform_lsn:
         raise SlotAhead(
             f"was confirmed up to {status.confirmed_flush_lsn}, but the change log ends at {transform_lsn}: "
-            "changes between the two are gone", thing=status.thing, do=COPY_ANEW,
+            "the changes between these LSNs are lost", thing=status.thing, do=COPY_ANEW,
         )  # fmt: skip
     if transform_lsn > status.wal_lsn:
         raise LogAhead(
@@ -222,13 +222,13 @@ def _check_kind(status: SlotStatus, two_phase: bool) -> None:
         )  # fmt: skip
     if bool(status.two_phase) != two_phase:
         raise IdentityMismatch(
-            f"was made {'with' if status.two_phase else 'without'} two_phase, and the setting `two_phase` is "
-            f"{str(two_phase).lower()}", thing=status.thing,
+            f"was created {'with' if status.two_phase else 'without'} two_phase, but the setting "
+            f"`two_phase` is {str(two_phase).lower()}", thing=status.thing,
             do=f"set `two_phase` to {str(not two_phase).lower()}, or choose another name in the setting `slot`",
         )  # fmt: skip
     if status.synced:
         raise IdentityMismatch(
-            "is a copy of a primary's slot, and cannot be read before this standby is promoted",
+            "is synchronized from the primary, and cannot be read until this standby is promoted",
             thing=status.thing, do="set `source` to the primary",
         )  # fmt: skip
 

@@ -104,8 +104,9 @@ def _gate(holder: SourceConnection, observer: SourceConnection) -> None:
     while not ours.agrees(_Xids.parse(_scalar(observer, "SELECT pg_current_snapshot()::text"))):
         if time.monotonic() > deadline:
             raise CopyBlocked(
-                f"transactions that the snapshot shows as ended are not, after {_GATE_SECONDS} s", thing="snapshot",
-                do="run again; if it stays so, look for transactions that wait for a synchronous standby",
+                f"transactions that the snapshot shows as ended are still open after {_GATE_SECONDS} s",
+                thing="snapshot",
+                do="run again; if this repeats, look for transactions that wait for a synchronous standby",
             )  # fmt: skip
         time.sleep(_GATE_POLL_SECONDS)
 
@@ -153,10 +154,10 @@ def shown_tables(
         if name in blocked:
             outdated[name] = blocked[name]
         elif table is None:
-            outdated[name] = CopyOutdated("is not published any more, or was dropped", thing=f"table {name}")
+            outdated[name] = CopyOutdated("is no longer published, or was dropped", thing=f"table {name}")
         elif name not in now or _altered(table, now[name]):
             outdated[name] = CopyOutdated("was altered right after the snapshot", thing=f"table {name}",
-                                          do="run again: it takes a new one")  # fmt: skip
+                                          do="run again with a new snapshot")  # fmt: skip
     return {name: then[name] for name in names if name in then}, outdated
 
 

@@ -132,8 +132,8 @@ def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[st
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             conn.execute("ROLLBACK")
         if time.monotonic() - started > PATIENCE_SECONDS:
-            who = ", ".join(str(one) for one in lockers(conn, [piece.oid])) or "somebody who has just left"
-            raise CopyBlocked(f"cannot be read, for it is locked by {who}", thing=f"table {piece.relation}",
+            who = ", ".join(str(one) for one in lockers(conn, [piece.oid])) or "a session that has just ended"
+            raise CopyBlocked(f"cannot be read, because it is locked by {who}", thing=f"table {piece.relation}",
                               do="run again when that transaction has ended")  # fmt: skip
         time.sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
         tries += 1
@@ -160,7 +160,7 @@ def _storage(conn: SourceConnection, piece: Piece) -> _Storage | None:
 
 def _outdated(piece: Piece) -> CopyOutdated:
     return CopyOutdated("was truncated, rewritten, altered or dropped since the snapshot",
-                        thing=f"table {piece.relation}", do="run again: it takes a new snapshot")  # fmt: skip
+                        thing=f"table {piece.relation}", do="run again with a new snapshot")  # fmt: skip
 
 
 def _given_up(why: PgcdcError) -> PgcdcError:
@@ -168,8 +168,8 @@ def _given_up(why: PgcdcError) -> PgcdcError:
         return why
     # CopyBlocked is also right if the last session was lost, because the session may have been terminated for a waiting
     # session. If the source is gone, the next connection reports this.
-    return CopyBlocked(f"others wanted it each of the {READINGS} times that it was read", thing=why.thing,
-                       do="run again when they are through")  # fmt: skip
+    return CopyBlocked(f"other sessions waited for it each of the {READINGS} times that it was read", thing=why.thing,
+                       do="run again when they have finished")  # fmt: skip
 
 
 @contextmanager

@@ -245,7 +245,7 @@ class Drain(FrameSource):
                 return
             if kind is None and not self._wire.pull():
                 self._connection.wait(0.2)
-        raise SourceUnavailable("does not give up the call under way", thing=self._connection.endpoint)
+        raise SourceUnavailable("does not cancel the running call", thing=self._connection.endpoint)
 
     # Rows ---------------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ class LakeEnd:
 
     def __str__(self) -> str:
         if self.highest > self.transform_lsn:
-            return f"stands at {self.highest} (its change log ends at {self.transform_lsn})"
+            return f"is at {self.highest} (its change log ends at {self.transform_lsn})"
         return f"ends at {self.transform_lsn}"
 
 
@@ -261,4 +261,4 @@ def _with_holder(conn: psycopg.Connection[Any], slot: str, held: SlotActive) -> 
         return held
     pid, name, address = row
     where = f" from {address}" if address else ""
-    return SlotActive(f"is held by pid {pid} of the server, application `{name}`{where}", thing=f"slot {slot}")
+    return SlotActive(f"is in use by pid {pid} of the server, application `{name}`{where}", thing=f"slot {slot}")

@@ -197,6 +197,6 @@ def _inserts_only(told: Status) -> set[TableName]:
     """Tables that ``status`` reports as tables without a replica identity, or as published without inserts, updates or
     deletes."""
     names = {problem.thing.removeprefix("table ") for problem in told.problems
-             if re.search("updates and deletes are not seen|is published without .*(insert|update|delete)",
+             if re.search("updates and deletes are not replicated|is published without .*(insert|update|delete)",
                           problem.what)}  # fmt: skip
     return {table.name for table in told.tables if str(table.name) in names}
