@@ -389,7 +389,7 @@ def _wrong(error: Mapping[str, Any]) -> SettingsError:
     name = str(error["loc"][0]) if error["loc"] else "settings"
     if error["type"] == "extra_forbidden":
         close = get_close_matches(name, Settings.model_fields, 1)
-        do = f"did you mean `{close[0]}`?" if close else "see docs/reference/settings.md"
+        do = f"did you mean `{close[0]}`?" if close else "docs/reference/settings.md lists all"
         return SettingsError("is unknown", thing=f"setting `{name}`", do=do)
     if error["type"] in _NO_TEXT:
         return SettingsError("must be text", thing=f"setting `{name}`", do=f'write it in quotes, like {name}: "123"')

@@ -232,7 +232,7 @@ OTHERS: Final = (
     "choose a range within it",
     "choose a partition that the UI lists",
     'delete it in the UI, by "Delete partitions" of the asset `change_log`',
-    "see docs/reference/settings.md",
+    "docs/reference/settings.md lists all",
     "its columns are {}",
     "keep one of the two",
     "it may be older than the mirror's retention; use a newer LSN",

@@ -51,8 +51,8 @@ _INTERRUPTED = "interrupted; nothing is half done, and the next run continues fr
 def pgcdc() -> None:
     """Keeps Delta Lake tables exactly equal to a PostgreSQL database.
 
-    The working directory is the project directory. Settings are PGCDC_... variables, or lines of
-    pgcdc.yaml. The lake is in ./lake by default. The source `embedded` is a PostgreSQL with a sample shop.
+    The working directory is the project directory. Settings are PGCDC_... variables, which take precedence, and lines
+    of pgcdc.yaml. The lake is in ./lake by default. The source `embedded` is a PostgreSQL with a sample shop.
     """
 
 

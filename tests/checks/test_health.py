@@ -127,7 +127,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "no room left": ({"slot": _slot(safe_wal_size=-5)}, "warning", "slot pgcdc", "after 0 MiB more", "pgcdc sync"),
     "two-phase slot": ({"slot": _slot(two_phase=True)}, "error", "slot pgcdc", "two_phase", "set it to true"),
-    "slot of a primary": ({"slot": _slot(synced=True)}, "error", "slot pgcdc", "primary's slot", "`source`"),
+    "slot of a primary": ({"slot": _slot(synced=True)}, "error", "slot pgcdc", "synchronized from the primary", "`source`"),
     "held by another": (
         _source(holder=Backend(99, "psql")),
         "error", "slot pgcdc", "pid 99, application 'psql'", "pg_terminate_backend(99)",
@@ -148,7 +148,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "unbounded WAL": (
         {**_source(max_slot_wal_keep_bytes=None), "slot": _slot(restart_lsn=Lsn(AT - 2 * GIB),
          confirmed_flush_lsn=Lsn(AT - 2 * GIB))},
-        "warning", "slot pgcdc", "holds 2.0 GiB of WAL", "max_slot_wal_keep_size",
+        "warning", "slot pgcdc", "keeps 2.0 GiB of WAL", "max_slot_wal_keep_size",
     ),
     "long transaction": (
         {**_source(oldest=OLD), "slot": _slot(restart_lsn=Lsn(AT - 3 * GIB))},
@@ -181,11 +181,11 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "wal_level": (_source(wal_level="replica"), "error", "source", "wal_level = replica", "wal_level = logical"),
     "synchronous by star": (
-        _source(synchronous_standby_names="FIRST 1 (*)"), "error", "source", "at every commit", "one by one",
+        _source(synchronous_standby_names="FIRST 1 (*)"), "error", "source", "at every commit", "each standby by name",
     ),
     "synchronous by name": (
         _source(synchronous_standby_names='ANY 1 (a, "PGCDC_assets/receive")'),
-        "error", "source", "at every commit", "one by one",
+        "error", "source", "at every commit", "each standby by name",
     ),
     "publication gone": (
         _source(publications={"pgcdc": None}), "error", "publication pgcdc", "does not exist",
@@ -217,7 +217,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "updates not seen": (
         _table(TableState.STREAMING, updates_seen=False),
-        "warning", "table public.orders", "not seen", "REPLICA IDENTITY FULL",
+        "warning", "table public.orders", "not replicated", "REPLICA IDENTITY FULL",
     ),
     "deletes left out by a publication of somebody else's": (
         {
@@ -236,8 +236,8 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "error", "table public.orders", "set aside at 0/FF: column a was renamed", "pgcdc snapshot public.orders",
     ),
     "not copied": (
-        _table(TableState.WAITING, reason="cannot be read, for it is locked by pid 7"),
-        "warning", "table public.orders", "waits for a copy: cannot be read, for it is locked by pid 7", "pgcdc sync",
+        _table(TableState.WAITING, reason="cannot be read, because it is locked by pid 7"),
+        "warning", "table public.orders", "waits for a copy: cannot be read, because it is locked", "pgcdc sync",
     ),
     "lag": (
         {**_table(TableState.STREAMING, AT - 2 * GIB), "log": LogFacts(SOURCE, Lsn(1), AT)},
@@ -344,7 +344,9 @@ def test_rows_that_went_into_no_mirror_are_reported(
 ) -> None:
     """The problem is still reported after the run has ended."""
     rows = UntakenRows(9, TableName("public", "detached"), 12, Lsn(AT - 100), Lsn(AT - 100), Lsn(AT - 50))
-    found = [p for p in problems(replace(WELL, untaken=(UntakenFacts(rows, table, copied),))) if "12 rows" in p.what]
+    found = [
+        p for p in problems(replace(WELL, untaken=(UntakenFacts(rows, table, copied),))) if "12 of its rows" in p.what
+    ]
     assert [(p.severity, p.thing) for p in found] == ([told[:2]] if told else [])
     assert all(f"between {rows.start} and {rows.end}" in p.what and told is not None and told[2] in p.what
                for p in found)  # fmt: skip

@@ -75,6 +75,17 @@ def test_settings_are_those_of_the_component(project: Path, shown: list[tuple[Se
     assert json.loads(os.environ["PGCDC_TABLES"]) == ["public.*"]  # for child processes
 
 
+@pytest.mark.parametrize(("option", "form"), [((), "json"), (("--log-format", "text"), "text")])
+def test_lines_have_the_format_of_the_component(
+    project: Path, capfd: pytest.CaptureFixture[str], option: tuple[str, ...], form: str
+) -> None:
+    file = project / "src/shop_project/defs/shop/defs.yaml"
+    file.write_text(file.read_text().replace("settings: {", "settings: {log_format: json, "))
+    assert run([*option, "--component", "shop", "positions"]) == 1
+    assert capfd.readouterr().err.startswith("{" if form == "json" else "pgcdc: ")
+    assert os.environ["PGCDC_LOG_FORMAT"] == form
+
+
 def test_without_a_component_the_settings_of_the_shell_are_used(
     project: Path, shown: list[tuple[Settings, bool]]
 ) -> None:

@@ -31,9 +31,9 @@ def test_commands_of_a_second_project_are_refused_before_they_start_a_run(shared
     shared.pgcdc("setup")
     for arguments in (["sync"], ["follow"], ["maintain"], ["snapshot", "a"]):
         said = shared.pgcdc(*arguments, expect=2)
-        assert "has the name pgcdc for another project, which reads slot first of system 7" in said
+        assert "uses the name pgcdc for another project, which reads slot first of system 7" in said
         assert "DAGSTER_HOME" in said
-        assert len(said.strip().splitlines()) == 1
+        assert len(said.strip().splitlines()) == 2
     assert not Path("lake").exists()
     with instance() as runs:
         assert runs.get_runs_count() == 0

@@ -19,5 +19,5 @@ def test_the_program_in_the_docs_prints_problems_and_lags(shell: Shell) -> None:
     shell.patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     exec(program, {})
     printed = shell.streams.readouterr().out.splitlines()
-    assert printed[0].startswith("error table_unpublished table public.b is not published any more")
+    assert printed[0].startswith("error table_unpublished table public.b is no longer published")
     assert printed[-2:] == ["public.a waiting None", "public.b waiting None"]

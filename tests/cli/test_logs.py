@@ -64,9 +64,10 @@ def test_errors_of_a_command_are_json(
     streams = capfd.readouterr()
     warned, failed = lines(streams.err)
     assert (warned["level"], warned["message"]) == (
-        "WARNING", "PGCDC_SORCE is no setting; did you mean PGCDC_SOURCE?",
+        "WARNING", "PGCDC_SORCE is not a setting; did you mean PGCDC_SOURCE?",
     )  # fmt: skip
     assert (failed["level"], failed["class"]) == ("ERROR", "WrongSource")
+    assert failed["docs"] == "docs/reference/errors.md#wrong-source"
     assert failed["message"].startswith("PGCDC_SOURCE is not set")
     assert streams.out == ""
 
@@ -155,7 +156,7 @@ def test_the_receiver_writes_to_the_stderr_of_its_parent(
     logs.begin(as_json=True)
     code = ("from pgcdc_assets import logs; import logging, sys\n"
             "logs.begin_in_child(stage='receive')\n"
-            "logging.getLogger('pgcdc_assets.log').warning('the source keeps us waiting')\n"
+            "logging.getLogger('pgcdc_assets.log').warning('waiting for the source')\n"
             "print('noise', file=sys.stderr)\n")  # fmt: skip
     started = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **more: started([sys.executable, "-c", code], **more))

@@ -30,7 +30,7 @@ NEVER = (
     SECRET, "Traceback", "unexpected", "Error:", "Input should", "pydantic", "psycopg", "ScannerError", "see the log"
 )  # fmt: skip
 _PENDING = "SELECT pending_restart FROM pg_settings WHERE name = 'wal_level'"
-LINES = 12
+LINES = 13
 """The longest allowed message, in lines."""
 
 
@@ -169,7 +169,7 @@ MISTAKES = (
     Mistake("port in words", lambda r: r.shell.set(SOURCE=f"host=x port={SECRET}"), "setup", 2, ("setting `source`",)),
     Mistake("no source", lambda r: r.shell.set(SOURCE=None), "status", 2, ("PGCDC_SOURCE is not set", "embedded")),
     Mistake("mistyped variable", lambda r: r.shell.set(SOURCE=None, SORCE=f"host=x password={SECRET}"), "status", 2,
-            ("PGCDC_SORCE is no setting; did you mean PGCDC_SOURCE?", "PGCDC_SOURCE is not set")),
+            ("PGCDC_SORCE is not a setting; did you mean PGCDC_SOURCE?", "PGCDC_SOURCE is not set")),
     # The source lacks something.
     Mistake("wal_level", _no_logical, "setup", 1,
             ("source: has wal_level = replica", "ALTER SYSTEM SET wal_level = logical;", "restart the server")),
@@ -214,7 +214,7 @@ MISTAKES = (
     Mistake("size", lambda r: r.shell.set(BATCH_BYTES="plenty"), "status", 2,
             ("setting `batch_bytes`", "'plenty' is not a size; write it like 256MiB")),
     Mistake("span of time", lambda r: r.shell.set(RETENTION="1s"), "status", 2,
-            ("setting `retention`", "'1s' is not a span of time from 0 to 36500 days; write it like 7 days")),
+            ("setting `retention`", "'1s' is not a duration from 0 to 36500 days; write it like 7 days")),
     Mistake("slot's name", lambda r: r.shell.set(SLOT="My-Slot"), "setup", 2, ("setting `slot`", "a-z, 0-9 and _")),
     Mistake("lake's URL", lambda r: r.shell.set(LAKE="https://bucket/lake"), "status", 2,
             ("setting `lake`: is neither a folder of this machine nor s3://",)),
@@ -235,7 +235,7 @@ MISTAKES = (
     Mistake("JAVA_HOME", lambda r: r.shell.patch.setenv("JAVA_HOME", "/nowhere/java"), "setup", 1,
             ("Java: no `java` in /nowhere/java/bin (JAVA_HOME is /nowhere/java)", "install Java 17")),
     Mistake("DAGSTER_HOME", set_up_then(lambda r: r.shell.patch.setenv("DAGSTER_HOME", "/nowhere/x")), "sync", 2,
-            ("DAGSTER_HOME: /nowhere/x is no folder", "make it, or unset the variable")),
+            ("DAGSTER_HOME: /nowhere/x is not a folder", "create it, or unset the variable")),
     Mistake("port of the UI", _in_use, "up --port {port}", 1, ("port: {port} is in use", "--port")),
     # Mistakes in arguments.
     Mistake("not set up", lambda r: None, "verify", 1, ("there is no saved catalog", "run `pgcdc setup`")),

@@ -86,7 +86,7 @@ def test_another_lake_is_refused_before_anything_is_written(noted: Shell) -> Non
         said = noted.pgcdc(*arguments, expect=2)
         assert f"lake {noted.folder / 'elsewhere'}: has no change log, and the lake of this project is {home}" in said
         assert f"set `lake` (PGCDC_LAKE, or pgcdc.yaml) to {home}" in said
-        assert len(said.strip().splitlines()) == 1, arguments
+        assert len(said.strip().splitlines()) == 2, arguments
         assert (noted.files(), confirmed(noted)) == (before, at), arguments
     noted.set(LAKE=str(home))
     noted.pgcdc("setup")

@@ -46,7 +46,7 @@ def test_without_the_source_variable_nothing_is_changed(shell: Shell) -> None:
         said = shell.pgcdc(*arguments, expect=2)
         assert "PGCDC_SOURCE is not set" in said
         assert f"set up for postgres@{shell.database.server.socket_folder}:5432/{shell.database.name}" in said
-        assert len(said.strip().splitlines()) == 1
+        assert len(said.strip().splitlines()) == 2
         assert shell.files() == before, arguments
 
 
@@ -59,7 +59,7 @@ def test_another_source_is_refused_before_anything_is_written(shell: Shell, othe
         assert f"is database {other.name} of system" in said
         assert f"this project was set up for postgres@{shell.database.server.socket_folder}" in said
         assert "pgcdc teardown --forget" in said
-        assert len(said.strip().splitlines()) == 1
+        assert len(said.strip().splitlines()) == 2
         assert (shell.files(), traces(other)) == (before, []), arguments
 
 

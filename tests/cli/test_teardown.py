@@ -141,7 +141,7 @@ def test_a_publication_that_another_project_reads_is_not_dropped(
     before, traces = shell.files(), left(conn)
     said = shell.pgcdc("teardown", "--yes", expect=2)
     name = shell.database.name
-    assert f"publication s_{name}: is read for slot second_{name} of another project" in said
+    assert f"publication s_{name}: is used by slot second_{name} of another project" in said
     assert (shell.files(), left(conn)) == (before, traces)
     in_project(shell, second, "second")
     said = shell.pgcdc("teardown", "--yes")

@@ -1,4 +1,4 @@
-"""Wrong usage and wrong settings: exit code 2, one line that names the problem, and no change."""
+"""Wrong usage and wrong settings: exit code 2, one line that names the problem, a link, and no change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_wrong_settings_exit_with_2_and_name_the_field(
     assert run(arguments) == 2
     err = capfd.readouterr().err.strip()
     assert err.startswith("pgcdc: setting `batch_bytes`:")
-    assert "\n" not in err
+    assert err.endswith("\nSee docs/reference/errors.md#settings-error")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["sync", "-h"], ["--version"]])

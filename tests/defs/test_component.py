@@ -172,7 +172,7 @@ def test_no_definition_contains_the_password_of_the_source(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"lake": "lake"}, "lake is no whole path"),
+        ({"lake": "lake"}, "lake is not an absolute path"),
         ({"source": dg.EnvVar("NO_SUCH_DSN")}, "environment variable NO_SUCH_DSN is not set"),
         ({"name": "Shop"}, "begins with a letter"),
         ({"settings": {"retentoin": 1}}, "did you mean `retention`"),

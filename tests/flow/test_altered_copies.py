@@ -60,7 +60,7 @@ def test_locked_table_waits_for_the_next_run_and_names_the_lock_holder(
     monkeypatch.setattr(copies, "COPY_ROUNDS", 1)
     pid = rig.conn.info.backend_pid
     after_the_snapshot(monkeypatch, lambda: rig.conn.execute("BEGIN; LOCK TABLE u"))
-    with pytest.raises(CopyBlocked, match=f"public.u: cannot be read, for it is locked by pid {pid}"):
+    with pytest.raises(CopyBlocked, match=f"public.u: cannot be read, because it is locked by pid {pid}"):
         rig.sync()
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,15 @@ def test_sync_in_follow_mode_can_succeed_before_it_ends(settings: Settings) -> N
         assert found.last["sync"].under_way is not None
         done.succeed()
         assert told(settings, "sync")[1] == []
+
+
+def test_operation_that_lasts_records_its_newest_success(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = datetime(2026, 11, 27, 12, tzinfo=UTC)
+    with operation(settings, OperationKind.SYNC, "follow") as done:
+        for seconds, recorded_at in ((0, 0), (30, 0), (60, 60), (3600, 3600)):
+            monkeypatch.setattr(outcomes, "_now", partial(datetime.__add__, begin, timedelta(seconds=seconds)))
+            done.succeed()
+            assert outcomes.read(settings.layout)["sync"].succeeded == begin + timedelta(seconds=recorded_at)
 
 
 def test_killed_operation_is_reported_even_after_another_kind_of_operation(settings: Settings) -> None:

@@ -222,7 +222,7 @@ def test_renamed_table_is_listed_from_the_lsn_where_its_name_was_seen(tmp_path: 
     renamed = replace(B, name=TableName("public", "z"))
     delta_target(layout, OWNER).rename(B.name, renamed, first[B.name].version, Lsn(20))
     first.states.set(renamed, TableState.CATCHING_UP, Lsn(20))
-    first.states.set(B, TableState.MOVED, Lsn(20), "goes on as public.z")
+    first.states.set(B, TableState.MOVED, Lsn(20), "its table was renamed to public.z")
     catalog = Catalog(OWNER, "p", 180000, (A, renamed))
     second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
     assert second[renamed.name].listed_from is None

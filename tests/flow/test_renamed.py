@@ -52,14 +52,14 @@ def test_status_reports_a_rename_that_a_receive_only_sync_does_not_apply(rig: Ri
     rig.commit("ALTER TABLE t RENAME TO w")
     rig.sync(receive_only=True)
     (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {T}"]
-    assert "waits to go on as public.w" in told.what
+    assert "waits to be renamed to public.w" in told.what
     rig.sync()
     (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {T}"]
     assert "is no longer updated: its table was renamed to public.w" in told.what
     rig.commit("ALTER TABLE w RENAME TO t")
     rig.sync(receive_only=True)
     (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {W}"]
-    assert "waits to go on as public.t" in told.what
+    assert "waits to be renamed to public.t" in told.what
     # A requested copy replaces the mirror that waits for its rename.
     rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
     (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {W}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -98,6 +99,16 @@ def test_a_value_in_an_error_has_no_control_sequence(project: Path, capfd: pytes
     told = capfd.readouterr().err
     assert "red" in told
     assert "\x1b" not in told
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_a_value_on_a_terminal_has_no_control_sequence(
+    form: str, project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = _output(["pgcdc", "sql", "SELECT chr(27) || '[31mred' AS v FROM orders", "--format", form], capfd)
+    assert "[31mred" in shown
+    assert "\x1b" not in shown
 
 
 def test_delta_rs_refuses_mirrors_as_the_page_says(project: Path) -> None:

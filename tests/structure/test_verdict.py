@@ -59,7 +59,7 @@ def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Ver
         pytest.param(ASIDE, REGAINED, REWRITE, Recopy("its publication was changed or created again, or lost and "
                      "regained it: changes may be missing"), id="publication regained, set aside"),
         pytest.param(FOLLOWED, replace(T, oid=2), WORD, Recopy("was dropped and created again"), id="created again"),
-        pytest.param(FOLLOWED, TRUNCATED_UNTOLD, REWRITE, Recopy("public.t has new data files, and it is unknown "
+        pytest.param(FOLLOWED, TRUNCATED_UNTOLD, REWRITE, Recopy("public.t has new files, and it is unknown "
                      "whether the stream has all changes", restructured=True), id="new files"),
         pytest.param(replace(FOLLOWED, refused=True, state=TableState.SET_ASIDE), T, REWRITE,
                      Recopy("can be mirrored now"), id="could not be mirrored until now"),
