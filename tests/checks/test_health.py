@@ -127,7 +127,9 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "no room left": ({"slot": _slot(safe_wal_size=-5)}, "warning", "slot pgcdc", "after 0 MiB more", "pgcdc sync"),
     "two-phase slot": ({"slot": _slot(two_phase=True)}, "error", "slot pgcdc", "two_phase", "set it to true"),
-    "slot of a primary": ({"slot": _slot(synced=True)}, "error", "slot pgcdc", "synchronized from the primary", "`source`"),
+    "slot of a primary": (
+        {"slot": _slot(synced=True)}, "error", "slot pgcdc", "synchronized from the primary", "`source`",
+    ),
     "held by another": (
         _source(holder=Backend(99, "psql")),
         "error", "slot pgcdc", "pid 99, application 'psql'", "pg_terminate_backend(99)",
