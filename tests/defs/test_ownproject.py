@@ -162,4 +162,4 @@ def test_the_sensor_of_a_second_project_of_the_same_name_only_reports_the_reason
     save_catalog(SECOND, CATALOG_FILE)
     found = tick(Replication(Settings(source="host=/nowhere")), dg.build_sensor_context(instance=instance), Source())
     assert isinstance(found, dg.SkipReason)
-    assert "has the name pgcdc for another project" in str(found.skip_message)
+    assert "uses the name pgcdc for another project" in str(found.skip_message)
