@@ -119,12 +119,12 @@ def _newer_catalog(table: Table, shape: Shape) -> str | None:
         attnum = column.attnum
         if attnum is None and known is not None:
             if not shape.forgotten and (_leaf(table, shape) or known.attnum not in shape.attnums):
-                return f"column {column.name!r} was dropped or renamed soon after its rows"
+                return f"column {column.name!r} was dropped or renamed soon after its rows were written"
             attnum = known.attnum
         if attnum is not None:
             places.append(attnum)
     if any(left >= right for left, right in pairwise(places)):
-        return "columns changed names with each other"
+        return "columns swapped their names"
     return None
 
 

@@ -122,7 +122,7 @@ def test_a_query_that_waits_for_a_lock_is_not_ended(database: Database) -> None:
         with soon(lambda: holder.execute("COMMIT"), 3):
             conn.execute("SELECT FROM public.t")
         assert told
-        assert set(told) == {f"for a session which waits for a lock of pid {holder.info.backend_pid}"}
+        assert set(told) == {f"a session that waits for a lock of pid {holder.info.backend_pid}"}
         conn.execute("SELECT pg_sleep(2.5)")
         assert "at work (Timeout)" in told[-1]
 

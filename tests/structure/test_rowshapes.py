@@ -62,7 +62,7 @@ def test_a_new_nullable_column_is_accepted() -> None:
     [
         ((ID, B), None, "column 'n' was dropped or is no longer published"),
         ((ID, B, replace(N, attnum=7)), None, "column 'n' was dropped and created again"),
-        ((ID, replace(B, attnum=4), replace(N, attnum=2)), None, "changed names with each other"),
+        ((ID, replace(B, attnum=4), replace(N, attnum=2)), None, "swapped their names"),
         ((ID, replace(B, name="b2"), N), None, "renamed to 'b2'"),
         ((ID, B, replace(N, type=PgType(1700, "numeric", 655368))), None, "type of column 'n' changed"),
         ((ID, B, N, NEW), facts(Column(5, "c", TEXT, missing="x")), "with a default"),
@@ -100,7 +100,7 @@ def test_a_relation_missing_from_the_catalog_is_matched_by_name_and_type() -> No
     other_type = [*forgotten[:2], replace(N, attnum=None, type=TEXT)]
     assert "dropped and created again" in reason(table_of_rows(TABLE, shape(*other_type)))
     swapped = [forgotten[0], forgotten[2], forgotten[1]]
-    assert "changed names with each other" in reason(table_of_rows(TABLE, shape(*swapped))), (
+    assert "swapped their names" in reason(table_of_rows(TABLE, shape(*swapped))), (
         "a message is in their order"
     )
 
@@ -113,7 +113,7 @@ def test_column_with_unknown_name_is_matched_if_its_attnum_exists() -> None:
         "another may have had its name"
     )
     swapped = replace(lost, columns=(ID, replace(N, attnum=None), replace(B, attnum=None)))
-    assert "changed names with each other" in reason(table_of_rows(TABLE, swapped))
+    assert "swapped their names" in reason(table_of_rows(TABLE, swapped))
 
 
 def test_a_new_column_next_to_a_dropped_column_is_refused() -> None:
@@ -174,7 +174,7 @@ def test_a_new_column_is_refused_if_a_leaf_was_rewritten() -> None:
 def test_swapped_columns_of_a_leaf_are_found_by_the_attnums_of_the_leaf() -> None:
     root = replace(TABLE, partitioned=True, leaves=(marked.leaf(7, TableName("public", "t_1"), 70),))
     swapped = (replace(B, attnum=3), replace(ID, attnum=1), N)
-    assert "changed names" in reason(table_of_rows(root, shape(*swapped, oid=7, leaf=TableName("public", "t_1"))))
+    assert "swapped their names" in reason(table_of_rows(root, shape(*swapped, oid=7, leaf=TableName("public", "t_1"))))
 
 
 def test_columns_of_all_versions_of_a_table_are_combined() -> None:

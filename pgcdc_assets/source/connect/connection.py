@@ -160,7 +160,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     def _at_work(self) -> bool:
         work = self.session.work() if self.session else None
         if work is not None:
-            (self.on_wait or log_waiting)(f"for a session {work}")
+            (self.on_wait or log_waiting)(f"a session {work}")
         return work is not None
 
 

@@ -126,8 +126,8 @@ class Session:
                 row = conn.execute(_CHECK, [self.pid, self.application_name]).fetchone()
         except psycopg.Error as error:
             # A server that refuses a connection is alive.
-            return "to a server that accepts no other connection" if _REFUSES in str(error) else None
+            return "on a server that accepts no other connection" if _REFUSES in str(error) else None
         if row is None or not row[0]:
             return None
         _, kind, blockers = row
-        return f"which waits for a lock of {', '.join(blockers)}" if blockers else f"which is busy ({kind or 'CPU'})"
+        return f"that waits for a lock of {', '.join(blockers)}" if blockers else f"that is busy ({kind or 'CPU'})"

@@ -114,7 +114,7 @@ def _encoding(name: str | None) -> Iterator[Finding]:
     elif name and Encoding.of(name).name != name:
         yield Finding(
             "warning", "source", f"has server_encoding = {name}, which only the server can convert: a text "
-            "that cannot be UTF-8 stops all tables", "find such texts before the first copy, and correct them",
+            "that cannot be converted stops all tables", "find such texts before the first copy, and correct them",
         )  # fmt: skip
 
 

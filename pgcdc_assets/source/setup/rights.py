@@ -170,9 +170,10 @@ def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> 
     if not any(not line.startswith("--") for line in lines):
         lines.append("-- nothing is left to do for an owner")
     head = [
-        f"-- Database {_comment(database)}: prepares it for replication by role {_comment(role or user)}.",
-        "-- Printed by `pgcdc setup --sql`, which changed nothing. To be run in that database by a superuser, or by",
-        "-- the owner of the tables where no role has to be changed; then run `pgcdc setup`.",
+        f"-- Prepares database {_comment(database)} for replication by role {_comment(role or user)}.",
+        "-- Printed by `pgcdc setup --sql`, which changed nothing. Run it in that database as superuser, or as the "
+        "owner of",
+        "-- the tables if it changes no role. Then run `pgcdc setup`.",
     ]
     return "\n".join([*head, *lines]) + "\n"
 

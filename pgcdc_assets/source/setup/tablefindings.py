@@ -74,7 +74,7 @@ def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
     if len(tables) > 1:
         each, thing, whose = "each", f"tables {named([str(table) for table in tables])}", "their"
     # Partitions do not inherit the replica identity of their root.
-    whole = "a REPLICA IDENTITY FULL to each of its partitions" if reason.startswith("partition ") else (
+    whole = "each of its partitions REPLICA IDENTITY FULL" if reason.startswith("partition ") else (
         f"ALTER TABLE {one} REPLICA IDENTITY FULL"
     )  # fmt: skip
     if reason == NO_PARTITION:
