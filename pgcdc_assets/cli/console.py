@@ -53,6 +53,11 @@ def say(text: str, *, err: bool = False, **fields: Any) -> None:
         click.echo(visible(text), err=err)
 
 
+def show(text: str) -> None:
+    """Write a result to stdout as it is. On a terminal, control characters are made visible."""
+    click.echo("\n".join(map(visible, text.split("\n"))) if sys.stdout.isatty() else text, nl=False)
+
+
 class ConsoleProgress:
     """Shows a run's progress to the user of a command, as the watcher of :class:`DagsterObserver`. Writes to its own
     copy of stderr, because a run redirects the process's streams."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgcdc_assets.cli.console import say
+from pgcdc_assets.cli.console import say, show
 from pgcdc_assets.cli.help import examples
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.errors import MachineError
@@ -59,7 +59,7 @@ def metrics(listen: tuple[str, int] | None, ready_within: float) -> int:
         serve(found, registry, *listen)
         return 0
     found.seconds = ONCE_SECONDS
-    click.echo(generate_latest(registry).decode(), nl=False)
+    show(generate_latest(registry).decode())
     return 0
 
 

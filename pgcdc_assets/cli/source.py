@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pgcdc_assets.cli.arguments import as_json
-from pgcdc_assets.cli.console import say
+from pgcdc_assets.cli.console import say, show
 from pgcdc_assets.cli.dagsterproject import is_component
 from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import release_instance
@@ -110,7 +110,7 @@ def _print_script(settings: Settings, role: str | None) -> int:
     from pgcdc_assets.source.setup.rights import owner_script
 
     require_same_source(settings)
-    click.echo(owner_script(settings, source_of(settings), role), nl=False)
+    show(owner_script(settings, source_of(settings), role))
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pgcdc_assets.cli.arguments import PointType
-from pgcdc_assets.cli.console import say, visible
+from pgcdc_assets.cli.console import say, show, visible
 from pgcdc_assets.cli.help import examples
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.settings import Settings
@@ -65,8 +65,7 @@ def _write(connection: DuckDBPyConnection, query: str, form: str) -> None:
         options = "FORMAT csv, HEADER" if form == "csv" else "FORMAT json"
         connection.execute(f"COPY (\n{query}\n) TO '{result}' ({options})")
         if sys.stdout.isatty():
-            for line in result.read_text().splitlines():
-                say(line)
+            show(result.read_text())
             return
         with result.open("rb") as written:
             shutil.copyfileobj(written, sys.stdout.buffer)

@@ -100,9 +100,7 @@ def test_a_relation_missing_from_the_catalog_is_matched_by_name_and_type() -> No
     other_type = [*forgotten[:2], replace(N, attnum=None, type=TEXT)]
     assert "dropped and created again" in reason(table_of_rows(TABLE, shape(*other_type)))
     swapped = [forgotten[0], forgotten[2], forgotten[1]]
-    assert "swapped their names" in reason(table_of_rows(TABLE, shape(*swapped))), (
-        "a message is in their order"
-    )
+    assert "swapped their names" in reason(table_of_rows(TABLE, shape(*swapped))), "a message is in their order"
 
 
 def test_column_with_unknown_name_is_matched_if_its_attnum_exists() -> None:
