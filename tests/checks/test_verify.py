@@ -444,7 +444,7 @@ def test_an_unknown_table_is_refused(lake: Lake) -> None:
 
 def test_a_point_at_another_lsn_is_refused(lake: Lake) -> None:
     settings = Settings(source=lake.conninfo, lake=lake.root)
-    with pytest.raises(LakeError, match="stand at 0/1"):
+    with pytest.raises(LakeError, match="are at 0/1"):
         verify(settings, lake.catalog(), None, lambda lsn: Point(Lsn(1), {}))
 
 

@@ -148,7 +148,10 @@ def _embedded_far_away(rig: Rig) -> None:
 
 
 HEAD = 'master: "spark://head:7077"'
-TWO_PHASE = ("slot {slot}: was made without two_phase, and the setting `two_phase` is true", "set `two_phase` to false")
+TWO_PHASE = (
+    "slot {slot}: was created without two_phase, but the setting `two_phase` is true",
+    "set `two_phase` to false",
+)
 PATTERNS = '["public.*", "-public.audit_*"]'
 MISTAKES = (
     # Mistakes about the source's address.

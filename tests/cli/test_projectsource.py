@@ -174,7 +174,7 @@ def test_the_embedded_server_is_used_where_the_project_was_set_up_with_it(shell:
             assert conn.execute("SELECT count(*) > 0 FROM orders").fetchone() == (True,)
         server.stop()
         said = shell.pgcdc("status", expect=1)
-        assert "embedded PostgreSQL does not run; `pgcdc sync`" in said
+        assert "embedded PostgreSQL is not running; `pgcdc sync`" in said
         assert not server.running
     finally:
         server.stop()

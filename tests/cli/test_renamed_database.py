@@ -81,7 +81,7 @@ def test_a_clone_with_the_old_name_is_refused(renamed: Shell) -> None:
             for command in ("status", "sync", "setup", "teardown --yes"):
                 said = renamed.pgcdc(*command.split(), expect=2)
                 assert f"is database {name} of system" in said
-                assert f", of OID {oids[name]}, but this project was set up for" in said
+                assert f"(OID {oids[name]}), but this project was set up for" in said
                 assert f"database {name} (OID {oids[f'{name}_new']}) of system" in said
             renamed.set(SOURCE=renamed.database.server.conninfo_of(f"{name}_new"))
             assert run(["setup"]) == 0

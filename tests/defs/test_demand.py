@@ -32,7 +32,7 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             id="a new table",
         ),
         pytest.param(
-            replace(AHEAD, published=True, tables_changed=True, endpos=Lsn(0x1000)), FRESH, False, "following ends",
+            replace(AHEAD, published=True, tables_changed=True, endpos=Lsn(0x1000)), FRESH, False, "syncs end",
             id="a new table after the end",
         ),
         pytest.param(AHEAD, FRESH, False, "nothing published", id="not looked at, young"),

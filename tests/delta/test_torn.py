@@ -204,7 +204,7 @@ def test_blank_lines_and_known_actions_are_accepted_and_unknown_actions_named(ta
     path.write_text('{ "commitInfo" : {} }\n{ "domainMetadata" : {"domain": "d"} }\n{ "cdc": {"path": "c"} }\n')
     assert opened(table.folder).number == 4
     path.write_text('{"newThing": {"path": "c"}}\n')
-    with pytest.raises(LakeError, match="not known: newThing"):
+    with pytest.raises(LakeError, match="unknown action: newThing"):
         open_delta(Location.of(table.folder))
     assert recover(Location.of(table.folder)).aside == ()
 

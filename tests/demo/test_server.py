@@ -58,7 +58,7 @@ def test_odd_and_long_folders_get_a_short_socket(tmp_path: Path) -> None:
         assert server.pid is not None
     assert not server.socket_folder.exists()
     server.socket_folder.symlink_to(tmp_path)
-    with pytest.raises(MachineError, match="somebody else"):
+    with pytest.raises(MachineError, match="another user"):
         server.start()
     server.socket_folder.unlink()
 

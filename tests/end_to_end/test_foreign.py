@@ -102,7 +102,7 @@ def test_the_commands_from_setup_to_teardown(project: Project, database: Databas
         wrong = project.run("verify", "public.plain", "--json", expect=1).json
         assert not wrong["ok"]
         assert "1001" in str(wrong["tables"][0]["examples"])
-        assert "the mirror of public.plain is not what the source has" in project.run("sync", expect=3).err
+        assert "the mirror of public.plain does not match the source" in project.run("sync", expect=3).err
 
         project.run("teardown", "--yes")
         assert conn.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)

@@ -112,8 +112,8 @@ def test_broken_mirrors_do_not_prevent_the_turn_of_other_mirrors(pipe: Pipeline)
     expected = {
         "emptied": r"part-.*\.parquet: cannot be read", "removed": r"part-.*\.parquet: cannot be read: No such file",
         "garbled": "cannot be read", "vector": r"deletion_vector_.*\.bin: is damaged", "feed": "cannot be read",
-        "retyped": "holds column 'v' as another type", "dropped": "has no column 'v' any more",
-        "taken": "has a column 'EXTRA' of another writer, beside which 'extra' cannot be added",
+        "retyped": "has column 'v' with another type", "dropped": "no longer has column 'v'",
+        "taken": "has column 'EXTRA' of another writer, so 'extra' cannot be added",
     }  # fmt: skip
     assert found.pop("sound") is None
     assert {name for name, told in found.items() if told} == set(expected)

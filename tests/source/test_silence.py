@@ -124,13 +124,13 @@ def test_a_query_that_waits_for_a_lock_is_not_ended(database: Database) -> None:
         assert told
         assert set(told) == {f"a session that waits for a lock of pid {holder.info.backend_pid}"}
         conn.execute("SELECT pg_sleep(2.5)")
-        assert "at work (Timeout)" in told[-1]
+        assert "busy (Timeout)" in told[-1]
 
 
 def test_a_wait_without_a_callback_is_logged(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     with ReplicationConnection.open(database.conninfo) as walsender, caplog.at_level(logging.WARNING):
         walsender.execute("SELECT pg_sleep(2)")
-    assert "at work" in caplog.text
+    assert "that is busy" in caplog.text
 
 
 @pytest.mark.long
