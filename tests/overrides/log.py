@@ -112,7 +112,7 @@ override("range_takes_the_next_commit", "pgcdc_assets.core.lsn:LsnRange.holds_co
     test="tests/core/test_lsn.py::test_commit_record_that_starts_at_a_boundary_belongs_to_the_next_range",
 )  # fmt: skip
 override("log_position_is_set_blindly", "pgcdc_assets.log.commit:LogWriter.commit",
-    lambda original: without(original, "raise LogConflict(f'stands at"),
+    lambda original: without(original, "raise LogConflict(f'is at"),
     rule="a commit to the log is a compare-and-set of its position",
     test="tests/log/test_reader.py::test_position_is_set_by_compare_and_set")  # fmt: skip
 override("fenced_writer_writes", "pgcdc_assets.log.commit:LogWriter._refuse_others",
