@@ -99,6 +99,11 @@ bench: install ## Rates, latency and growth beside PostgreSQL's own tools (some 
 bench-small: install ## The rates alone, at a twentieth of the size (some minutes): build/bench
 	@$(BIN)/python -m bench --scale 0.05 --repeat 1
 
+.PHONY: docs
+docs: install ## The documentation as a site: build/docs/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
+	@echo "build/docs/index.html"
+
 .PHONY: check
 check: install ## ruff, mypy and codespell
 	@$(BIN)/ruff check .

@@ -129,55 +129,81 @@ def _own_name(given: dict[str, Any]) -> str:
 
 
 class Settings(BaseSettings):
-    """The settings as one typed object. docs/operations.md says what each field does."""
+    """The settings as one typed object. docs/reference/settings.md shows the text of each field."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True,
                                       hide_input_in_errors=True)  # fmt: skip
 
     name: str = OWN_NAME
-    """The source's name in Dagster. All keys of assets, jobs and partition sets begin with this name."""
+    """The source's name in Dagster. All keys of assets, jobs and partition sets begin with this name. Two projects in
+    one Dagster instance need two names."""
     source: str | None = None
-    """A libpq conninfo or URL, or ``embedded`` for the embedded server with the sample shop."""
+    """The database: a libpq conninfo or URL, or ``embedded`` for an embedded server with a sample shop. ``pgcdc setup``
+    writes it into ``pgcdc.yaml``. A password in ``pgcdc.yaml`` is refused: use ``PGPASSWORD``, a service file or
+    ``~/.pgpass``."""
     lake: Path | str = Path("lake")
-    """A folder on this machine, or the URL of a folder in an object store."""
+    """The folder of the mirrors: a folder on this machine, or the URL of a folder in an object store. A folder on this
+    machine may not be or contain the project's folder or your home."""
     lake_shared: bool = False
     """Whether the executors of a cluster see the lake's folder under the same path as the driver does."""
     slot: str = Field(default_factory=_own_name)
+    """The replication slot. ``pgcdc setup`` creates it unless it exists."""
     publication: str = Field(default_factory=_own_name)
+    """The publication. ``pgcdc setup`` creates it unless it exists. Tables without a usable replica identity are
+    published for inserts only, in ``<publication>_inserts``."""
     tables: tuple[str, ...] = ()
-    """Patterns ``schema.table``; ``*`` and ``?`` are allowed, a leading ``-`` excludes. Empty: all permanent tables."""
+    """The tables to mirror, as patterns ``schema.table``. ``*`` and ``?`` are allowed, a leading ``-`` excludes.
+    Without patterns, all permanent tables are mirrored."""
     messages: tuple[str, ...] = ()
-    """Patterns for the prefixes of logical messages, as in ``tables``. Empty: no messages."""
+    """The logical messages to take, as patterns for their prefixes. ``*`` and ``?`` are allowed, a leading ``-``
+    excludes, and a pattern in double quotes is compared verbatim. Without patterns, no messages are taken."""
     origin: Literal["any", "none"] = "any"
-    """``any``: all transactions; ``none``: without the transactions that the source itself received by replication."""
+    """Which transactions are taken. With ``any``, all transactions. With ``none``, only those that were written on the
+    source itself, and not those that it received by replication."""
     streaming: Literal["auto", "off"] = "auto"
-    """``auto``: large transactions are received before their commit, if the server can; ``off``: after their commit."""
+    """When large transactions are received. With ``auto``, before their commit, if the server can send them. With
+    ``off``, after their commit."""
     two_phase: bool = False
     """Whether prepared transactions are received at their PREPARE, through a slot that was created with ``two_phase``.
     With either value, their changes become readable with their COMMIT PREPARED."""
     schema_changes: Literal["rewrite", "metadata", "set_aside"] = "rewrite"
-    """How a mirror follows when its table's structure changes. ``rewrite``: the mirror's own rows get the new
-    structure; if these rows lack something that is needed, the table is copied again. ``metadata``: the same, but rows
-    are not rewritten if Delta's column mapping and type widening can express the change. Fewer readers support these
-    two features. ``set_aside``: the table is set aside until the operator acts."""
+    """How a mirror follows when its table's structure changes. With ``rewrite``, the mirror's own rows get the new
+    structure; if these rows lack something that is needed, the table is copied again. With ``metadata``, rows are not
+    rewritten if Delta's column mapping and type widening can express the change. Fewer readers support these two
+    features. With ``set_aside``, the table is set aside until the operator acts."""
     recopy_bytes: Size = 10 << 30
-    """If a structure change requires a new copy, and the table is larger than this on the source, the table is set
-    aside until the operator asks for the copy."""
+    """The largest table that is copied again without a request. If a change of structure requires a new copy, and the
+    table is larger than this on the source, the table is set aside until you run ``pgcdc snapshot``."""
     spark: dict[str, str] = Field(default_factory=lambda: {MASTER: LOCAL_MASTER})
-    """``master``, ``archive`` (from ``pgcdc pack``, for the executors of a cluster), and any ``spark.*`` setting."""
+    """The settings of Spark: ``master``, ``archive`` (from ``pgcdc pack``, for the executors of a cluster), and any
+    ``spark.*`` setting."""
     registry: Annotated[dict[str, str], AfterValidator(checked_registry)] | None = None
-    """The catalog of query engines in which mirrors are registered; docs/guides/catalogs.md has the forms."""
+    """The catalog of query engines in which mirrors are registered: Unity Catalog, Glue or a Hive metastore."""
     range_bytes: Size = 256 << 20
+    """The size at which an LSN range ends, and the next range begins."""
     range_seconds: float = Field(default=60, gt=0)
+    """The time after which an LSN range ends, and the next range begins. A running sync also checks the source's
+    catalog this often."""
     batch_bytes: Size = 32 << 20
+    """The size at which a batch of changes is committed to the change log."""
     batch_seconds: float = Field(default=1, gt=0)
+    """The time after which a batch of changes is committed to the change log, measured from the batch before it. So the
+    first commit after a quiet time is not delayed."""
     drain_bytes: Size = 32 << 20
+    """The backlog of WAL that is read by SQL functions instead of the stream, which is faster. This needs a free
+    replication slot and a connection without TLS. Otherwise the backlog is streamed."""
     idle_seconds: float = Field(default=30, ge=0)
+    """The time without changes after which a run of the sensor ends."""
     run_seconds: float = Field(default=1800, gt=0)
+    """The time after which a run of the sensor ends. The sensor then starts the next run."""
     sensor_seconds: int = Field(default=5, ge=1)
+    """How often the sensor checks whether there is something to do. Dagster's daemon checks sensors at most every 5
+    seconds."""
     retention: Retention = timedelta(days=7)
+    """How long changes and consistent points are kept. Ranges can be repaired, and ``Lake.at`` can read, that far back.
+    Changes that a mirror still lacks are kept, however old they are. Points are kept for 15 days at most."""
     log_format: Literal["text", "json"] = "text"
-    """The form of the lines on stderr; the option ``--log-format`` of a command takes precedence."""
+    """The form of the lines on stderr. The option ``--log-format`` of a command takes precedence."""
     state: Path = STATE_FOLDER
     """The folder on this machine in which the project saves its catalog, note, logs, and the embedded server."""
 

@@ -173,7 +173,7 @@ def shortened(comment: str | None) -> str | None:
 
 
 def _type_name(type_: PgType) -> str:
-    """The name of a PostgreSQL type. docs/types.md lists the mirror's type for each PostgreSQL type."""
+    """The name of a PostgreSQL type. docs/reference/types.md lists the mirror's type for each PostgreSQL type."""
     if type_.element is not None:
         return f"{_type_name(type_.element)}[]"
     return type_.name

@@ -77,7 +77,7 @@ def build_pgcdc_defs(
         state: The whole path of a folder on this machine for what the project saves, such as the source's catalog. The
             commands find the project by it (``PGCDC_STATE``).
         tables: Patterns ``schema.table``; all permanent tables if empty.
-        settings: Other settings, by the names that docs/operations.md lists.
+        settings: Other settings, by the names that docs/reference/settings.md lists.
         translator: Changes what Dagster shows of each table.
         key_prefix: Parts before the source's name in every asset key.
         freshness: The policy of the asset ``consistent_points``. A source without changes stays fresh while the sensor

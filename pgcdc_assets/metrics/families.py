@@ -1,4 +1,5 @@
-"""The metrics as Prometheus' families. ``FAMILIES`` has their names, types and texts; docs/metrics.md repeats them."""
+"""The metrics as Prometheus' families. ``FAMILIES`` has their names, types and texts; docs/reference/metrics.md shows
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program in ``docs/json.md``."""
+"""The program in ``docs/reference/json.md``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cli.conftest import Shell
 
 
 def test_the_program_in_the_docs_prints_problems_and_lags(shell: Shell) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.S)
     shell.pgcdc("setup")
     with shell.database.connect() as conn:

@@ -1,4 +1,4 @@
-"""The snippets of docs/guides/differences.md and docs/change_feed.md do what the pages say."""
+"""The snippets of docs/guides/differences.md and docs/reference/change_feed.md do what the pages say."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def orders(rig: Rig) -> Rig:
     return rig.started(tables=("public.orders",), messages=("*",))
 
 
-@pytest.mark.parametrize("page", ["guides/differences.md", "change_feed.md"])
+@pytest.mark.parametrize("page", ["guides/differences.md", "reference/change_feed.md"])
 def test_a_page_is_short(page: str) -> None:
     assert len((DOCS / page).read_text().split()) < WORDS
 
@@ -68,7 +68,7 @@ class Died(Exception):
 
 @pytest.mark.long
 def test_a_consumer_takes_each_change_once(orders: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    (snippet,) = snippets("change_feed.md")
+    (snippet,) = snippets("reference/change_feed.md")
     found: dict[str, Any] = {}
     exec(snippet, found)
     lake, take = Lake(orders.lake), found["take"]

@@ -60,7 +60,7 @@ def test_each_alarm_has_a_section_that_explains_it() -> None:
     assert sorted(sections) == sorted(ALARMS)
 
 
-@pytest.mark.parametrize("page", ["guides/alarms.md", "guides/monitoring.md", "metrics.md"])
+@pytest.mark.parametrize("page", ["guides/alarms.md", "guides/monitoring.md", "reference/metrics.md"])
 def test_commands_and_configuration_of_the_pages_exist(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     for line in re.findall(r"`pgcdc ([^`]+)`", text):
