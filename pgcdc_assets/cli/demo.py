@@ -160,7 +160,7 @@ class Show:
             stop.set()
 
 
-def _too_late(lsn: Lsn, max_seconds: float | None = None, /) -> None:
+def _too_late(lsn: Lsn, max_seconds: float | None) -> None:
     do = "try again on a less busy machine"
     raise LakeError("the sync ended before the mirrors reached the snapshot", lsn=lsn, do=do)
 

@@ -74,7 +74,7 @@ def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     conninfo = started_source(settings)
     progress = ConsoleProgress()
 
-    def sync_to(lsn: Lsn, max_seconds: float | None = None, /) -> None:
+    def sync_to(lsn: Lsn, max_seconds: float | None) -> None:
         run_sync(settings, progress, command="verify", until=str(lsn), max_seconds=max_seconds)
 
     with progress.shown("verify"):

@@ -142,7 +142,7 @@ def _verified(of: Replication, context: dg.OpExecutionContext, tables: "list[Tab
     engines: Engines = getattr(context.resources, of.names.engines)
     observer = DagsterObserver(context, of, watcher(of, context))
 
-    def sync_to(lsn: Lsn, max_seconds: float | None = None, /) -> None:
+    def sync_to(lsn: Lsn, max_seconds: float | None) -> None:
         engines.engine(of.settings, observer, "verify").sync(Bounds(lsn, max_seconds=max_seconds))
 
     conninfo = engines.source.started(of.settings)

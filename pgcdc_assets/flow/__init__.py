@@ -15,14 +15,12 @@ registration  registers mirrors in a catalog of query engines after points
 copies      makes the snapshot copies of a run
 catalogwatch      checks the source's catalog; copies comments to the mirrors
 structurechanges  changes structures and names of mirrors after a catalog check
-progress    state and position of all tables    standing    reads state and position of one table
-listedtables  the tables that a point lists
+progress    state and position of all tables    standing    state and position of one table; the tables of a point
 backfill    derives, applies and repairs ranges by hand
 maintenance deletes data that is no longer needed
 outcomes    records how the last operations ended
 meter       counts what runs do, for metrics
 requests    what the operator and verify ask of a running sync
-outage      pauses while the source is unreachable
 boundary    makes a point at the LSN of a snapshot, for verify
 ownlake     refuses a lake that is not the project's own
 spans       spans of OpenTelemetry for each turn

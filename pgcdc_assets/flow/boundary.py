@@ -5,9 +5,8 @@ taken, and must then reach the snapshot's LSN within POINT_SECONDS."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Protocol
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.states import TableState
@@ -19,7 +18,7 @@ from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.silence import TELL_SECONDS
-from pgcdc_assets.source.slot.blockers import Blocker, OnWait, transactions
+from pgcdc_assets.source.slot.blockers import OnWait, transactions
 from pgcdc_assets.source.slot.positions import flush_lsn
 from pgcdc_assets.source.slot.slot import LOCK_SECONDS
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
@@ -32,10 +31,8 @@ turn."""
 _POLL_SECONDS = 0.2
 
 
-class SyncTo(Protocol):
-    """Runs a sync up to an LSN, for at most ``max_seconds``. Raises LockHeld if another process writes to the lake."""
-
-    def __call__(self, lsn: Lsn, max_seconds: float | None = None, /) -> None: ...
+SyncTo = Callable[[Lsn, float | None], None]
+"""Runs a sync up to an LSN, for at most some seconds. Raises LockHeld if another process writes to the lake."""
 
 
 class Boundary:
@@ -57,7 +54,7 @@ class Boundary:
             with connect(self._conninfo) as conn:
                 now = flush_lsn(conn)
             with suppress(LockHeld):
-                self._sync_to(now)
+                self._sync_to(now, None)
             self._refuse()
 
     @contextmanager
@@ -99,7 +96,9 @@ class Boundary:
     def _wait_for_old_transactions(self, deadline: float) -> None:
         tell_at = time.monotonic() + TELL_SECONDS
         with connect(self._conninfo, application_name=f"{APPLICATION}/watch") as conn:
-            while old := [one for one in transactions(conn) if _is_old(one)]:
+            # The server hides the age of some transactions from our role.
+            while old := [one for one in transactions(conn)
+                          if one.age is not None and one.age.total_seconds() >= HELD_SECONDS]:  # fmt: skip
                 now = time.monotonic()
                 if now > deadline:
                     who = ", ".join(str(one) for one in old)
@@ -154,8 +153,3 @@ class Boundary:
         raise LakeError(
             "follows no table yet: each waits for its copy", thing=thing, do="run `pgcdc sync`, then verify again"
         )
-
-
-def _is_old(transaction: Blocker) -> bool:
-    """Whether the transaction has been open for HELD_SECONDS. False if the server hides its age from our role."""
-    return transaction.age is not None and transaction.age.total_seconds() >= HELD_SECONDS

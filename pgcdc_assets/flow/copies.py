@@ -106,14 +106,6 @@ COPY_ROUNDS = 3
 """A run copies a table at most this many times, if somebody alters the table during or right after each copy."""
 
 
-@dataclass(frozen=True)
-class RoundEnd:
-    """How a round of copies ended."""
-
-    again: set[TableName] = field(default_factory=set)
-    """Tables that somebody altered or locked, and that are tried again at once."""
-
-
 class Copies:
     """Copies the tables that wait for a copy, in rounds that do not overlap. Every method is called in the run's own
     thread. ``follow``: the run is in follow mode, so it tries tables again at each regular catalog check."""
@@ -182,20 +174,21 @@ class Copies:
             self.made.append(copied)
             yield copied
 
-    def close(self) -> RoundEnd:
-        """Close a round that has :attr:`ended`. If a table could not be copied, the other tables still catch up."""
+    def close(self) -> set[TableName]:
+        """Close a round that has :attr:`ended`. If a table could not be copied, the other tables still catch up.
+        Returns the tables that somebody altered or locked, to try again at once."""
         assert self._round is not None
         ended, self._round = self._round, None
         try:
             failures = ended.result()
         except PgcdcError as error:
             self._fail(error)
-            return RoundEnd()
+            return set()
         return self._sorted(failures)
 
-    def begin_next(self, end: RoundEnd) -> None:
-        """Begin the next round, with the tables to try again and the tables that were not in the last round."""
-        self.begin(but=set(self._asked) - end.again)
+    def begin_next(self, again: set[TableName]) -> None:
+        """Begin the next round, with the tables to try ``again`` and the tables that were not in the last round."""
+        self.begin(but=set(self._asked) - again)
 
     def cancel(self) -> None:
         """Cancel a round in progress, and wait for its end: no copy may be committed after the lock is released."""
@@ -215,11 +208,11 @@ class Copies:
             self._fail(CopyOutdated(why, thing=f"table {name}", do="run `pgcdc sync` when it is no longer altered"))
         return False
 
-    def _sorted(self, failures: Failures) -> RoundEnd:
+    def _sorted(self, failures: Failures) -> set[TableName]:
         """Handle the failures of a round; returns the tables that somebody altered or locked, to try again at once. A
         table for which a right is missing waits for the next regular catalog check. In follow mode, all these tables
         are tried again at such a check. Otherwise the failure ends the run, once the other tables have caught up."""
-        end = RoundEnd()
+        again: set[TableName] = set()
         for name, failure in failures.items():
             if whose(failure) is not Whose.WAITS:
                 self._not_copied(name, failure)
@@ -227,13 +220,13 @@ class Copies:
             new = self._work.progress.not_copied(name, failure.what)
             if self._rounds[name] < COPY_ROUNDS and not isinstance(failure, RightLacking):
                 self._say(f"again, because {failure.thing} {failure.what}", name)
-                end.again.add(name)
+                again.add(name)
             elif not self._follow:
                 if name in self._work.progress:
                     self._fail(failure)
             elif new:
                 self._say(f"postponed: {failure.thing} {failure.what}", name)
-        return end
+        return again
 
     def _not_copied(self, name: TableName, failure: PgcdcError) -> None:
         """Set the table aside if the failure concerns only this table. Otherwise the failure ends the copies."""

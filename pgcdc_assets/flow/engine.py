@@ -35,22 +35,20 @@ from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.lock import free_again, lake_in_turn, lake_lock
 from pgcdc_assets.flow.maintenance import Allowance, ForgetReport, Maintenance, MaintenanceReport, forget_tables
 from pgcdc_assets.flow.messages import begin_messages
-from pgcdc_assets.flow.outage import Outage
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.flow.ownlake import note_lake, refuse_other_lake, refuse_taken_slot
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.registration import registering
 from pgcdc_assets.flow.reports import Observer, RangeReport, SyncReport
 from pgcdc_assets.flow.requests import apply_paused, operator_requests
-from pgcdc_assets.flow.stream import LogStream, publish_new
+from pgcdc_assets.flow.stream import LogStream, Outage, publish_new
 from pgcdc_assets.flow.sync import Sync
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
-from pgcdc_assets.points.recovery import recover_tables
-from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.points.states import TableStates, recover_tables
 from pgcdc_assets.project import required_catalog, save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_catalog
@@ -124,7 +122,8 @@ class Engine:
         self, bounds: Bounds, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
     ) -> SyncReport:  # fmt: skip
         waits = bool(copy_anew or heal) and not bounds.follow
-        lake = self._in_turn(bounds.stop) if waits else self._at_once(gives_way=bounds.follow)
+        at_once = lake_lock(self._settings.layout, self._command, gives_way=bounds.follow)
+        lake = self._in_turn(bounds.stop) if waits else at_once
         with self._operation(OperationKind.SYNC, lake) as operation, connect(self._conninfo) as conn:
             operation.given_up = bounds.stop.is_set
             saved = self._saved_catalog(conn)
@@ -191,9 +190,6 @@ class Engine:
     def _refuse_while_paused(self) -> None:
         if operator_requests(self._settings.layout).paused:
             raise apply_paused(self._settings.layout)
-
-    def _at_once(self, *, gives_way: bool) -> AbstractContextManager[None]:
-        return lake_lock(self._settings.layout, self._command, gives_way=gives_way)
 
     def _receiver_settings(self, catalog: Catalog, highest: Lsn) -> ReceiverSettings:
         settings = self._settings

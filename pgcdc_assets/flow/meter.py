@@ -141,13 +141,12 @@ class Meter:
     @property
     def counts(self) -> RunCounts:
         if self._counts is None:
-            self._counts = read_counts(self._layout) or self._first()
+            self._counts = read_counts(self._layout)
+        if self._counts is None:
+            # Batches that a point already has are not counted: their delay is not known.
+            newest = self._points.newest()
+            self._counts = RunCounts(datetime.now(UTC), newest.replay_lsn if newest else ZERO)
         return self._counts
-
-    def _first(self) -> RunCounts:
-        """Counts that begin now. Batches that a point already has are not counted: their delay is not known."""
-        newest = self._points.newest()
-        return RunCounts(datetime.now(UTC), newest.replay_lsn if newest else ZERO)
 
     def took(self, batches: Sequence[BatchSummary], seconds: Mapping[str, float]) -> None:
         """Count a turn, and the batches that it took first."""

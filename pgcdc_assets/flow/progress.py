@@ -18,8 +18,7 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, NotRepairable, UnknownTable, UsageError
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.routing import Router
-from pgcdc_assets.flow.listedtables import ListedTables
-from pgcdc_assets.flow.standing import Standings
+from pgcdc_assets.flow.standing import ListedTables, Standings
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates

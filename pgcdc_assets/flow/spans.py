@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.flow.reports import Observer, TableTurn
+from pgcdc_assets.flow.reports import Observer
 from pgcdc_assets.log.summary import BatchSummary
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ class TurnSpans:
         for table in turn.tables:
             span(f"transform {table.table}", began, derived, **_of(table.table, table.changes))
             end = min(applied, derived + table.seconds_apply)
-            span(f"apply {table.table}", derived, end, **_of(table.table, _net(table)))
+            net = {"inserted": table.inserted, "updated": table.updated, "deleted": table.deleted}
+            span(f"apply {table.table}", derived, end, **_of(table.table, net))
         span("publish", applied, ended)
         whole.end(_ns(ended))
         self._ended = ended
@@ -103,10 +104,6 @@ class TurnSpans:
 
 def _of(table: TableName, counts: dict[str, int]) -> dict[str, Any]:
     return {"pgcdc.table": str(table), **{f"pgcdc.rows.{kind}": count for kind, count in counts.items()}}
-
-
-def _net(turn: TableTurn) -> dict[str, int]:
-    return {"inserted": turn.inserted, "updated": turn.updated, "deleted": turn.deleted}
 
 
 def _ns(seconds: float) -> int:

@@ -119,10 +119,10 @@ class Sync:
         ended = self._copies.ended
         moved = self._take_committed()
         if ended:
-            end = self._copies.close()
-            if end.again:
+            again = self._copies.close()
+            if again:
                 self._turns.check_catalog()
-            self._copies.begin_next(end)
+            self._copies.begin_next(again)
             if not self._copies.under_way:
                 self._set_goal()
         return moved

@@ -1,9 +1,10 @@
-"""The stored states of the tables, in a ledger. The last row of a table is its present state."""
+"""The stored states of the tables, in a ledger. The last row of a table is its present state. Also repairs all tables
+but the mirrors after a power cut, because the states name the feeds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from threading import Lock
@@ -15,10 +16,12 @@ import pyarrow.compute as pc
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.formats import reading
-from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
+from pgcdc_assets.delta.recovery import recover
+from pgcdc_assets.log.commit import recover_log
 from pgcdc_assets.points.ledger import AT, Ledger, entries
 
 SCHEMA = pa.schema(
@@ -105,3 +108,14 @@ def _row(name: TableName, row: dict[str, Any]) -> StateRow:
     with reading(f"state of table {name}"):
         table = Table.from_json(json.loads(row["shape"])) if row["shape"] else None
         return StateRow(name, TableState(row["state"]), Lsn(row["lsn"]), row["reason"], table, row["at"])
+
+
+def recover_tables(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]:
+    """Repairs the change log, the ledgers and the feeds. Yields the folder of each, and the names of the damaged files
+    that were renamed there, so that no reader uses them. The target repairs the mirrors."""
+    yield layout.change_log, recover_log(layout.change_log)
+    for folder in (*layout.ledgers, layout.messages):
+        yield folder, recover(folder).aside
+    # The names of the feeds are in a ledger, which is repaired here.
+    for folder in map(layout.changes, TableStates(layout).all()):
+        yield folder, recover(folder).aside

@@ -16,7 +16,7 @@ from pgcdc_assets.cli.sync import _code
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import IdentityMismatch, LockHeld, SlotActive, SourceUnavailable
-from pgcdc_assets.flow import outage
+from pgcdc_assets.flow import stream
 from pgcdc_assets.flow.copies import COPY_ROUNDS
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
@@ -62,7 +62,7 @@ class Scripted(Engine):
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(stream, "FIRST_PAUSE", 0.01)
 
 
 def test_follow_mode_reconnects_after_increasing_pauses() -> None:
@@ -77,7 +77,7 @@ def test_follow_mode_reconnects_after_increasing_pauses() -> None:
 
 
 def test_pauses_start_short_again_after_a_long_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "LONGEST_PAUSE", -1.0)
+    monkeypatch.setattr(stream, "LONGEST_PAUSE", -1.0)
     engine = Scripted([LOST, LOST, RAN])
     engine.sync(Bounds(follow=True))
     assert engine.told.lines == [f"source: {TERMINATED}; next try in 0.01 s"] * 2
@@ -117,20 +117,20 @@ def test_error_that_waiting_cannot_cure_ends_the_run() -> None:
     Bounds(follow=True, max_seconds=0.2), Bounds(follow=True, idle_seconds=0.2),
 ], ids=["max_seconds", "idle_seconds"])  # fmt: skip
 def test_limits_end_a_sync_during_an_outage_with_its_error(bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(stream, "FIRST_PAUSE", 600.0)
     with pytest.raises(SourceUnavailable, match="administrator command"):
         Scripted([LOST]).sync(bounds)
 
 
 def test_stop_during_an_outage_ends_the_run_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(stream, "FIRST_PAUSE", 600.0)
     bounds = Bounds(follow=True)
     threading.Timer(0.1, bounds.stop.set).start()
     assert Scripted([LOST]).sync(bounds).transactions == 1
 
 
 def test_waiting_command_ends_a_run_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(stream, "FIRST_PAUSE", 600.0)
     bounds = Bounds(follow=True)
     threading.Timer(0.1, bounds.give_way.set).start()
     with pytest.raises(SourceUnavailable):
