@@ -23,7 +23,7 @@ from bench.source import database, flushed, run
 from bench.usage import usage
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.defs.observer import DagsterObserver, Nobody
+from pgcdc_assets.defs.observer import DagsterObserver, Watcher
 from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.decide import Bounds
@@ -68,7 +68,7 @@ class Costs:
 
         @dg.op
         def record_all(context: dg.OpExecutionContext) -> None:
-            observer = DagsterObserver(context, Replication(settings), Nobody())
+            observer = DagsterObserver(context, Replication(settings), Watcher())
             with self._driver(f"{count:,} tables copied", count):
                 for table in tables:
                     observer.copied(CopyReport(table, Lsn(16), 50, 4000, 1, 0.1, 1))

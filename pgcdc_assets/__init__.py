@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pgcdc_assets.defs.component import PgcdcComponent
-    from pgcdc_assets.defs.downstream import mirror_updated
-    from pgcdc_assets.defs.lakeinputs import PgcdcLake
+    from pgcdc_assets.defs.downstream import PgcdcLake, mirror_updated
     from pgcdc_assets.defs.pipeline import build_pgcdc_defs
-    from pgcdc_assets.defs.translator import PgcdcTable, PgcdcTranslator
+    from pgcdc_assets.defs.replication import PgcdcTable, PgcdcTranslator
     from pgcdc_assets.lake.lake import Lake
     from pgcdc_assets.spark.session import delta_session
 
@@ -22,9 +21,9 @@ __all__ = [
 _MODULES = {
     "Lake": "lake.lake",
     "PgcdcComponent": "defs.component",
-    "PgcdcLake": "defs.lakeinputs",
-    "PgcdcTable": "defs.translator",
-    "PgcdcTranslator": "defs.translator",
+    "PgcdcLake": "defs.downstream",
+    "PgcdcTable": "defs.replication",
+    "PgcdcTranslator": "defs.replication",
     "build_pgcdc_defs": "defs.pipeline",
     "delta_session": "spark.session",
     "mirror_updated": "defs.downstream",

@@ -12,8 +12,6 @@ deploy         code-server, pack
 demo           demo
 jobs           commands as runs of Dagster's jobs
 dagsterproject settings from a component of a Dagster project
-arguments      LSNs, ranges, tables as arguments
-help           topics and examples in the help of commands
-console        lines of output, and progress for the user
-livelines      what a run shows on a terminal
+arguments      LSNs, ranges, tables as arguments; topics and examples in the help of commands
+console        lines of output, and what a run shows on a terminal
 """

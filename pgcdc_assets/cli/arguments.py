@@ -1,8 +1,10 @@
-"""Arguments that several commands take."""
+"""Arguments that several commands take, and the help of the commands: all commands by topic, each with a whole sentence
+and an example."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -93,3 +95,30 @@ def log_format() -> click.Option:
         [LOG_FORMAT], type=click.Choice([logs.TEXT, logs.JSON]), expose_value=False, is_eager=True, callback=keep,
         help="The format of the lines on stderr.",
     )  # fmt: skip
+
+
+class CommandGroup(click.Group):
+    """A group that lists its commands under topics."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.topics: dict[str, list[str]] = {}
+
+    def add_topic(self, title: str, commands: Sequence[click.Command]) -> None:
+        for command in commands:
+            command.params.append(log_format())
+            self.add_command(command)
+        self.topics[title] = [str(command.name) for command in commands]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in self.topics.items():
+            with formatter.section(title):
+                # The limit is high, so that the whole first sentence of each command is shown.
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=1000)) for name in names])
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: examples as a user types them."""
+    title = "Example:" if len(lines) == 1 else "Examples:"
+    # \b keeps click from joining the lines.
+    return "\n".join(["\b", title, *(f"  {line}" for line in lines)])

@@ -11,19 +11,22 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from pgcdc_assets import logs
-from pgcdc_assets.cli.livelines import LiveLines
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from pgcdc_assets.flow.maintenance import MaintenanceReport
     from pgcdc_assets.flow.reports import RangeReport, RunState, SyncReport
-    from pgcdc_assets.mirror.target import CopyReport
+    from pgcdc_assets.mirror.target import CopyCount, CopyReport
     from pgcdc_assets.source.slot.blockers import Blocker
 
 _log = logging.getLogger("pgcdc_assets.cli")
@@ -56,6 +59,87 @@ def say(text: str, *, err: bool = False, **fields: Any) -> None:
 def show(text: str) -> None:
     """Write a result to stdout as it is. On a terminal, control characters are made visible."""
     click.echo("\n".join(map(visible, text.split("\n"))) if sys.stdout.isatty() else text, nl=False)
+
+
+RATE_SECONDS: Final = 10.0
+"""Rates are averages over this time, so that they do not jump with each turn."""
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+class LiveLines:
+    """``what``: the command. Texts are without control characters. ``clock``: seconds, for tests."""
+
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what = what
+        self._clock = clock
+        self._seen: deque[tuple[float, RunState]] = deque()
+        self._copies: CopyCount | None = None
+        self._copying_since = 0.0
+        self.message = ""
+        """The last message of the run."""
+
+    def update(self, state: RunState) -> None:
+        now = self._clock()
+        self._seen.append((now, state))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= RATE_SECONDS:
+            self._seen.popleft()
+        if state.copies is not self._copies:
+            self._copies, self._copying_since = state.copies, now
+
+    @property
+    def lines(self) -> list[str]:
+        """The line of the run, the line of its copies, and the last message. Absent lines are left out."""
+        found = [self._what]
+        if self._seen:
+            found = [f"{self._what}: {self._run()}"]
+        if self._copies is not None:
+            found.append(f"copies: {self._progress(self._copies)}")
+        return [*found, *([self.message] if self.message else [])]
+
+    def __rich__(self) -> Text:
+        """Rich calls this several times a second, so that copies are seen to go on during a long turn."""
+        from rich.text import Text
+
+        return Text("\n".join(self.lines), no_wrap=True, overflow="ellipsis")
+
+    def _run(self) -> str:
+        state = self._seen[-1][1]
+        parts = [str(state.phase)]
+        if state.lag_bytes is not None:
+            seconds = f" and {state.lag_seconds:.1f} s" if state.lag_seconds else ""
+            parts += [f"at {state.replay_lsn}", f"{amount(state.lag_bytes)}{seconds} behind"]
+        return ", ".join([*parts, f"{self._rate():,.0f} rows/s"])
+
+    def _rate(self) -> float:
+        (began, first), (now, last) = self._seen[0], self._seen[-1]
+        return max(0, last.rows - first.rows) / (now - began) if now > began else 0.0
+
+    def _progress(self, copies: CopyCount) -> str:
+        rows, read = copies.read()
+        parts = [f"table {min(copies.copied + 1, copies.tables)} of {copies.tables}", f"{rows:,} rows"]
+        if copies.bytes:
+            parts.append(f"{amount(min(read, copies.bytes))} of {amount(copies.bytes)}")
+        if read and copies.bytes > read:
+            seconds = (self._clock() - self._copying_since) * (copies.bytes - read) / read
+            parts.append(f"{duration(seconds)} left")
+        return ", ".join(parts)
+
+
+def amount(count: int) -> str:
+    """A number of bytes in the largest unit that leaves a whole number, like ``1.5 MiB``."""
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 or value >= 100 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def duration(seconds: float) -> str:
+    """A time in two units at most, like ``2 h 5 min``."""
+    whole = int(timedelta(seconds=max(1.0, seconds)).total_seconds())
+    if whole < 60:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class ConsoleProgress:
@@ -95,11 +179,13 @@ class ConsoleProgress:
         if logs.as_json():
             _log.info(text, extra=fields)
             return
+        from rich.markup import escape
+
         text = visible(text)
         if self._terminal:
-            self._console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/]  {_escaped(text)}")
+            self._console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/]  {escape(text)}")
         else:
-            self._console.print(f"{time.monotonic() - self._started:.1f}s {_escaped(text)}")
+            self._console.print(f"{time.monotonic() - self._started:.1f}s {escape(text)}")
 
     def waiting(self, holders: Sequence[Blocker]) -> None:
         """Show the sessions that a snapshot or slot waits for."""
@@ -150,10 +236,3 @@ class ConsoleProgress:
 
     def maintained(self, report: MaintenanceReport) -> None:
         self.maintenance = report
-
-
-def _escaped(text: str) -> str:
-    """The text without markup of Rich."""
-    from rich.markup import escape
-
-    return escape(text)

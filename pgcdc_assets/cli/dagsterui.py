@@ -21,7 +21,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -113,13 +113,10 @@ def refusal(method: str, path: str, headers: Mapping[str, str], listening: str) 
     opens_page = headers.get("sec-fetch-mode") == "navigate" and method == "GET"
     if headers.get("sec-fetch-site") not in _OWN and not opens_page:
         return "the request comes from a page of another site"
-    if path.rstrip("/") == "/graphql" and method in ("GET", "HEAD") and not _upgrades(headers):
+    upgrades = headers.get("upgrade", "").lower() == "websocket"
+    if path.rstrip("/") == "/graphql" and method in ("GET", "HEAD") and not upgrades:
         return "GraphQL requires POST"
     return None
-
-
-def _upgrades(headers: Mapping[str, str]) -> bool:
-    return headers.get("upgrade", "").lower() == "websocket"
 
 
 def _name(host: str) -> str:
@@ -137,7 +134,7 @@ def _is_ours(name: str, listening: str) -> bool:
         return True
     if listening in LOOPBACK:
         return False
-    return _is_address(name) or name in _names(socket.gethostname(), socket.getfqdn())
+    return _is_address(name) or name in (socket.gethostname().lower(), socket.getfqdn().lower())
 
 
 def _is_address(name: str) -> bool:
@@ -146,10 +143,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _names(*names: str) -> Iterable[str]:
-    return [name.lower() for name in names]
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import click
 import psycopg
 import yaml
 
+from pgcdc_assets.cli.arguments import examples
 from pgcdc_assets.cli.console import ConsoleProgress, say
-from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.source import make_ready
 from pgcdc_assets.cli.status_verify import in_a_sentence, print_report
 from pgcdc_assets.cli.up import serve

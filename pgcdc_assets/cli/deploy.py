@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
+from pgcdc_assets.cli.arguments import examples
 from pgcdc_assets.cli.console import say
-from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import project_settings
 from pgcdc_assets.cli.up import HOST, Reloading, by_code_server, end, started
 from pgcdc_assets.core.ending import ENDING

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from pgcdc_assets.cli.arguments import TableType, as_json
+from pgcdc_assets.cli.arguments import TableType, as_json, examples
 from pgcdc_assets.cli.console import ConsoleProgress, say
-from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import project_settings, run_maintenance
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import PgcdcError
@@ -91,6 +90,9 @@ def forget(tables: tuple[TableName, ...], yes: bool) -> int:
             if stage == "lock":
                 say(f"{stage}: {message}", err=True)
 
+    def no_spark() -> NoReturn:
+        raise AssertionError("nothing that is deleted is read")
+
     settings = project_settings()
     names = ", ".join(str(table) for table in tables)
     if not yes:
@@ -99,11 +101,7 @@ def forget(tables: tuple[TableName, ...], yes: bool) -> int:
                 f"no terminal to ask for confirmation: use --yes to delete the mirrors and feeds of {names}"
             )
         click.confirm(f"Delete the mirrors and feeds of {names}?", abort=True, err=True)
-    report = Engine(settings, "", Waiting(), _no_spark, f"forget {names}").forget(tables)
+    report = Engine(settings, "", Waiting(), no_spark, f"forget {names}").forget(tables)
     for one in report.tables:
         say(f"{one.table}: {one.files} files deleted ({one.bytes:,} bytes)")
     return 0
-
-
-def _no_spark() -> NoReturn:
-    raise AssertionError("nothing that is deleted is read")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pgcdc_assets.cli.arguments import examples
 from pgcdc_assets.cli.console import say, show
-from pgcdc_assets.cli.help import examples
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.errors import MachineError
 from pgcdc_assets.settings import Settings
@@ -100,19 +100,19 @@ def serve(found: Metrics, registry: Any, host: str, port: int) -> None:
 def application(found: Metrics, exposition: WSGIApplication) -> WSGIApplication:
     """The pages: the metrics; whether the process answers; whether replication moves."""
 
+    def readiness() -> tuple[str, str]:
+        reasons = found.reasons()
+        return ("503 Service Unavailable", "not ready: " + "; ".join(reasons)) if reasons else ("200 OK", "ready")
+
     def pages(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
             return exposition(environ, start_response)
         answers: dict[str, Callable[[], tuple[str, str]]] = {
-            "/healthz": lambda: ("200 OK", "ok"), "/readyz": lambda: _readiness(found.reasons()),
+            "/healthz": lambda: ("200 OK", "ok"), "/readyz": readiness,
         }  # fmt: skip
         status, text = answers.get(path, lambda: ("404 Not Found", f"the pages are {_PATHS}"))()
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
         return [f"{text}\n".encode()]
 
     return pages
-
-
-def _readiness(reasons: list[str]) -> tuple[str, str]:
-    return ("503 Service Unavailable", "not ready: " + "; ".join(reasons)) if reasons else ("200 OK", "ready")

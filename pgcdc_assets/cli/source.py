@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pgcdc_assets.cli.arguments import as_json
-from pgcdc_assets.cli.console import say, show
+from pgcdc_assets.cli.arguments import as_json, examples
+from pgcdc_assets.cli.console import amount, say, show
 from pgcdc_assets.cli.dagsterproject import is_component
-from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import release_instance
-from pgcdc_assets.cli.livelines import amount
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import MachineError, PgcdcError, SettingsError, SlotMissing, StoreFailed, UsageError

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pgcdc_assets.cli.arguments import PointType
+from pgcdc_assets.cli.arguments import PointType, examples
 from pgcdc_assets.cli.console import say, show, visible
-from pgcdc_assets.cli.help import examples
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.settings import Settings
 

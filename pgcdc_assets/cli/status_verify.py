@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from pgcdc_assets.cli.arguments import TableType, as_json
+from pgcdc_assets.cli.arguments import TableType, as_json, examples
 from pgcdc_assets.cli.console import ConsoleProgress, say, visible
-from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import refuse_unknown, run_sync, saved_settings
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgcdc_assets.cli.arguments import LsnType, RangeType, TableType, as_json
+from pgcdc_assets.cli.arguments import LsnType, RangeType, TableType, as_json, examples
 from pgcdc_assets.cli.console import ConsoleProgress, say
-from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair, run_sync, saved_settings
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName

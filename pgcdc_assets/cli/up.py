@@ -24,8 +24,8 @@ from typing import IO, Any
 import click
 import psutil
 
+from pgcdc_assets.cli.arguments import examples
 from pgcdc_assets.cli.console import say
-from pgcdc_assets.cli.help import examples
 from pgcdc_assets.cli.jobs import claim_instance, environment
 from pgcdc_assets.cli.source import make_ready
 from pgcdc_assets.core.catalog import Table

@@ -3,8 +3,8 @@
 sensors, demand -> sync (the job) -> observer -> events of assets, partitions, checks
 
 component   a source as a component for `dg`    pipeline    all definitions of a source
-replication what definitions and runs share:    translator  what Dagster shows of each table
-            settings, names, specs              keys        the names that Dagster sees of a source
+replication what definitions and runs share:    keys        the names that Dagster sees of a source
+            settings, names, specs; translator
 resources   engine, Spark and source            assets      the assets
 partitions  LSN ranges of one source            metadata    reports as metadata of assets
 sensors     request runs                        demand      when to request a run, as a pure rule
@@ -13,6 +13,5 @@ observer    a run's reports as Dagster events   checks      health as asset chec
 maintenance the job that deletes old data,      verification verify as an asset check
             and old runs of Dagster
 dagsterinternals  what is used of Dagster's private API
-downstream  conditions for assets built on      lakeinputs  mirrors as inputs of such assets
-            mirrors
+downstream  for assets built on mirrors: conditions, and mirrors as inputs
 """

@@ -14,10 +14,9 @@ from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.defs import metadata
 from pgcdc_assets.defs.keys import op_name
 from pgcdc_assets.defs.partitions import DELETE, Selection
-from pgcdc_assets.defs.replication import Replication
+from pgcdc_assets.defs.replication import Replication, Stage
 from pgcdc_assets.defs.runs import writing_run
 from pgcdc_assets.defs.sync import SyncConfig, engine_at_rest, run_sync
-from pgcdc_assets.defs.translator import Stage
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.engine import Engine

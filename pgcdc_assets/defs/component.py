@@ -12,7 +12,7 @@ from dagster.components.utils.translation import TranslationFn, TranslationFnRes
 from pydantic import Field, TypeAdapter, ValidationError
 
 from pgcdc_assets.defs.pipeline import build_pgcdc_defs
-from pgcdc_assets.defs.translator import PgcdcTable, PgcdcTranslator
+from pgcdc_assets.defs.replication import PgcdcTable, PgcdcTranslator
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.settings import Retention
 

@@ -131,11 +131,8 @@ def readable(part: str) -> str:
     """
     if part in (".", ".."):
         return "".join(f"~{ord(letter):x}~" for letter in part)
-    return "".join(letter if _kept(letter) else f"~{ord(letter):x}~" for letter in part)
-
-
-def _kept(letter: str) -> bool:
-    return letter in _KEPT_ASCII or (not letter.isascii() and letter.isprintable())
+    kept = {letter for letter in part if letter in _KEPT_ASCII or (not letter.isascii() and letter.isprintable())}
+    return "".join(letter if letter in kept else f"~{ord(letter):x}~" for letter in part)
 
 
 def op_name(kind: str, table: TableName) -> str:

@@ -16,10 +16,9 @@ from pgcdc_assets.core import retention
 from pgcdc_assets.defs import metadata
 from pgcdc_assets.defs.dagsterinternals import delete_observations, delete_run
 from pgcdc_assets.defs.keys import Names
-from pgcdc_assets.defs.replication import Replication
+from pgcdc_assets.defs.replication import STAGES, Replication
 from pgcdc_assets.defs.runs import stop_for_waiting_runs, writing_run
 from pgcdc_assets.defs.sync import engine_at_rest, job_of_one_op, watcher
-from pgcdc_assets.defs.translator import STAGES
 from pgcdc_assets.errors import LakeError, LockHeld
 from pgcdc_assets.project import load_catalog
 
@@ -48,7 +47,26 @@ class MaintainConfig(dg.Config):
 
 def maintain_job(of: Replication) -> dg.JobDefinition:
     def maintain(context: dg.OpExecutionContext, config: MaintainConfig) -> None:
-        _maintain(of, context, config)
+        from pgcdc_assets.flow.maintenance import Allowance
+
+        watching = watcher(of, context)
+        with writing_run(of, context, watching.stop):
+            engine = engine_at_rest(of, context, config.command)
+            allowance = Allowance(config.max_seconds, watching.stop)
+            if not config.give_way:
+                report = engine.maintain(allowance)
+            else:
+                try:
+                    with stop_for_waiting_runs(context, of.names, watching.stop):
+                        report = engine.maintain(allowance)
+                except LockHeld as held:
+                    context.log.info(f"nothing was done: {held}")
+                    return
+            report.runs = _forget_runs(of.within(context), context.instance, allowance)
+            context.add_output_metadata(of_maintenance(report))
+            watching.maintained(report)
+            if report.failed:
+                raise LakeError("; ".join(error for _, error in report.failed))
 
     return job_of_one_op(
         of,
@@ -58,29 +76,6 @@ def maintain_job(of: Replication) -> dg.JobDefinition:
         "Deletes data older than `retention`, and merges small files.",
         maintain,
     )
-
-
-def _maintain(of: Replication, context: dg.OpExecutionContext, config: MaintainConfig) -> None:
-    from pgcdc_assets.flow.maintenance import Allowance
-
-    watching = watcher(of, context)
-    with writing_run(of, context, watching.stop):
-        engine = engine_at_rest(of, context, config.command)
-        allowance = Allowance(config.max_seconds, watching.stop)
-        if not config.give_way:
-            report = engine.maintain(allowance)
-        else:
-            try:
-                with stop_for_waiting_runs(context, of.names, watching.stop):
-                    report = engine.maintain(allowance)
-            except LockHeld as held:
-                context.log.info(f"nothing was done: {held}")
-                return
-        report.runs = _forget_runs(of.within(context), context.instance, allowance)
-        context.add_output_metadata(of_maintenance(report))
-        watching.maintained(report)
-        if report.failed:
-            raise LakeError("; ".join(error for _, error in report.failed))
 
 
 def _forget_runs(of: Replication, instance: dg.DagsterInstance, allowance: "Allowance") -> int:

@@ -33,16 +33,14 @@ def lsns(**positions: Lsn | None) -> Metadata:
 
 
 def numbers(values: Mapping[str, float | int | None], prefix: str = "") -> Metadata:
+    """Seconds are rounded to milliseconds. More digits would only be harder to read."""
     return {
-        prefix + name: dg.MetadataValue.int(value) if isinstance(value, int) else _rounded(value)
+        prefix + name: dg.MetadataValue.int(value)
+        if isinstance(value, int)
+        else dg.MetadataValue.float(round(value, 3))
         for name, value in values.items()
         if value is not None
     }
-
-
-def _rounded(value: float) -> dg.MetadataValue:
-    """Seconds, rounded to milliseconds. More digits would only be harder to read."""
-    return dg.MetadataValue.float(round(value, 3))
 
 
 def of_range(report: RangeReport) -> Metadata:

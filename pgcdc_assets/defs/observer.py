@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -24,30 +24,13 @@ if TYPE_CHECKING:
     from pgcdc_assets.mirror.target import CopyReport
 
 
-class Watcher(Protocol):
-    """Receives a run's reports in addition to Dagster, for example to show progress on a command's terminal."""
-
-    stop: threading.Event
-    """Set this event to end the run at the next boundary."""
-
-    def progress(self, stage: str, message: str, **numbers: float | str) -> None: ...
-
-    def moving(self, now: Callable[[], RunState]) -> None: ...
-
-    def copied(self, report: CopyReport) -> None: ...
-
-    def range_closed(self, report: RangeReport) -> None: ...
-
-    def finished(self, report: SyncReport) -> None: ...
-
-    def maintained(self, report: MaintenanceReport) -> None: ...
-
-
-class Nobody:
-    """The watcher of a run that no command waits for. All its methods ignore the report."""
+class Watcher:
+    """Receives a run's reports in addition to Dagster, for example to show progress on a command's terminal. This class
+    ignores them: it is the watcher of a run that no command waits for."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
+        """Set this event to end the run at the next boundary."""
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None: ...
 

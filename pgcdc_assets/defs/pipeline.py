@@ -13,14 +13,13 @@ import dagster as dg
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.defs.assets import pipeline_assets
 from pgcdc_assets.defs.checks import slot_asset
-from pgcdc_assets.defs.lakeinputs import PgcdcLake
+from pgcdc_assets.defs.downstream import PgcdcLake
 from pgcdc_assets.defs.maintenance import maintain_job, maintenance_schedule
-from pgcdc_assets.defs.observer import Nobody
-from pgcdc_assets.defs.replication import Replication
+from pgcdc_assets.defs.observer import Watcher
+from pgcdc_assets.defs.replication import PgcdcTranslator, Replication
 from pgcdc_assets.defs.resources import Engines, Source, lake_spark
 from pgcdc_assets.defs.sensors import sync_sensor
 from pgcdc_assets.defs.sync import repair_job, sync_job
-from pgcdc_assets.defs.translator import PgcdcTranslator
 from pgcdc_assets.defs.verification import asset_checks, verify_job
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.project import load_catalog
@@ -49,7 +48,7 @@ def pipeline(of: Replication, catalog: Catalog | None) -> dg.Definitions:
                 of.names.pyspark: pyspark,
                 of.names.engines: Engines(pyspark=pyspark, source=Source()),
                 of.names.lake: PgcdcLake(root=str(of.settings.layout.root)),
-                of.names.watcher: dg.ResourceDefinition(lambda _: Nobody()),
+                of.names.watcher: dg.ResourceDefinition(lambda _: Watcher()),
             },
         )
 

@@ -93,17 +93,6 @@ def _died(record: dg.RunRecord, names: Names, now: float, silence: float) -> boo
 
 
 @contextmanager
-def stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set ``stop``, so that the run ends at a boundary. A second signal interrupts the run, and so
-    does a time limit of some seconds after the first signal.
-
-    Dagster also cancels a run by such a signal to its process.
-    """
-    with ENDING.at_boundary(stop):
-        yield
-
-
-@contextmanager
 def stop_for_waiting_runs(context: dg.OpExecutionContext, names: Names, stop: threading.Event) -> Iterator[None]:
     """Sets ``stop`` when another run of the source waits, so that a backfill starts within seconds. The other run waits
     in Dagster's queue, or has started and waits for the slot of the source's pool."""
@@ -174,7 +163,8 @@ def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading
         if stop is None:
             yield
         else:
-            with stop_on_signals(stop):
+            # Dagster also cancels a run by a signal to its process.
+            with ENDING.at_boundary(stop):
                 yield
 
 

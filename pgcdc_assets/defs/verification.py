@@ -51,7 +51,8 @@ def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
     )
     def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         selected, here = context.selected_asset_check_keys, of.within(context.op_execution_context)
-        found = evaluations(here, current_health(of, context.instance)) if _any_of_health(selected) else []
+        of_health = any(key.name in (SLOT_CHECK, MIRROR_CHECK) for key in selected)
+        found = evaluations(here, current_health(of, context.instance)) if of_health else []
         for evaluation in found:
             if evaluation.asset_check_key in selected:
                 yield dg.AssetCheckResult(
@@ -71,10 +72,6 @@ def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
         can_subset=True,
     )
     return checks
-
-
-def _any_of_health(selected: Iterable[dg.AssetCheckKey]) -> bool:
-    return any(key.name in (SLOT_CHECK, MIRROR_CHECK) for key in selected)
 
 
 def verify_specs(of: Replication, catalog: Catalog) -> dict[str, dg.AssetCheckSpec]:

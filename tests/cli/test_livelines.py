@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.cli.console import ConsoleProgress
-from pgcdc_assets.cli.livelines import LiveLines, amount, duration
+from pgcdc_assets.cli.console import ConsoleProgress, LiveLines, amount, duration
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.flow.reports import Phase, RunState
 from pgcdc_assets.mirror.target import CopyCount

@@ -14,7 +14,7 @@ import psutil
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs.keys import Names
-from pgcdc_assets.defs.observer import Nobody
+from pgcdc_assets.defs.observer import Watcher
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
@@ -103,7 +103,7 @@ class RecordingEngines:
 
 def resources(script: Script, names: Names = NAMES) -> dict[str, Any]:
     """The resources of a source whose engine only records."""
-    return {names.engines: RecordingEngines(script), names.watcher: Nobody()}
+    return {names.engines: RecordingEngines(script), names.watcher: Watcher()}
 
 
 def report_of(span: LsnRange, *tables: TableName, version: int = 3) -> RangeReport:

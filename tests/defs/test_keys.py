@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.defs import keys
-from pgcdc_assets.defs.translator import STAGES
+from pgcdc_assets.defs.replication import STAGES
 from tests.defs.catalogs import NAMES as OURS
 
 PART = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)

@@ -15,6 +15,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import LOCAL, Layout
 from pgcdc_assets.defs import runs
 from pgcdc_assets.defs.keys import Names
@@ -162,7 +163,7 @@ def test_dead_runs_are_reported_before_a_run_takes_the_lock(instance: dg.Dagster
 def test_a_signal_asks_the_run_to_stop_and_a_second_signal_interrupts_it(number: signal.Signals) -> None:
     stop = threading.Event()
     before = signal.getsignal(number)
-    with runs.stop_on_signals(stop):
+    with ENDING.at_boundary(stop):
         os.kill(os.getpid(), number)
         assert stop.wait(60)
         with pytest.raises(KeyboardInterrupt):

@@ -12,7 +12,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.defs.keys import Names
-from pgcdc_assets.defs.observer import Nobody
+from pgcdc_assets.defs.observer import Watcher
 from pgcdc_assets.defs.pipeline import pipeline
 from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.defs.resources import Source
@@ -55,7 +55,7 @@ def verified(instance: dg.DagsterInstance, rig: Rig) -> dict[str, dg.AssetCheckE
     """Runs the verify job. Returns its check evaluations by table name."""
     of = Replication(rig.settings)
     defs = pipeline(of, load_catalog(of.settings.catalog_file))
-    given: dict[str, Any] = {NAMES.engines: Engines(rig, Source()), NAMES.watcher: Nobody()}
+    given: dict[str, Any] = {NAMES.engines: Engines(rig, Source()), NAMES.watcher: Watcher()}
     result = defs.resolve_job_def(NAMES.verify_job).execute_in_process(
         instance=instance, resources=given, run_config=QUIET
     )
@@ -67,7 +67,7 @@ def materialized(instance: dg.DagsterInstance, rig: Rig) -> dict[str, dg.AssetCh
     """Materializes the mirrors for the newest range. Returns the evaluations of the check ``equal_to_source`` in this
     run."""
     of = Replication(rig.settings)
-    given: dict[str, Any] = {NAMES.engines: Engines(rig, Source()), NAMES.watcher: Nobody()}
+    given: dict[str, Any] = {NAMES.engines: Engines(rig, Source()), NAMES.watcher: Watcher()}
     point = ConsistentPoints(rig.settings.layout).newest()
     assert point is not None
     known = of.register(instance)
