@@ -34,7 +34,7 @@ from pgcdc_assets.feed.messages import MessageFeed
 from pgcdc_assets.flow import outcomes
 from pgcdc_assets.flow.registration import RegisteredTables, place_of
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta.foreigncommits import change_since
+from pgcdc_assets.mirror.delta.durability import change_since
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.points.points import ConsistentPoints, Point

@@ -207,7 +207,8 @@ def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, o
 def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) -> list[str]:
     """The names of columns that differ between file and table, or that are missing in the file or in the table. The
     file may have additional ``_pgcdc_`` columns, and may lack ``optional`` columns."""
-    expected = {_physical(field): str(field.type) for field in table.fields}
+    expected = {str(field.metadata.get("delta.columnMapping.physicalName", field.name)): str(field.type)
+                for field in table.fields}  # fmt: skip
     found = {field.name: str(field.type) for field in Schema.from_arrow(file).fields}
     needed = [name for name in expected if name in found or name not in optional]
     odd = [name for name in needed if found.get(name) != expected[name]]
@@ -248,10 +249,6 @@ def read_footer(path: Location) -> pq.FileMetaData:
             return file.metadata
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from None
-
-
-def _physical(field: Any) -> str:
-    return str(field.metadata.get("delta.columnMapping.physicalName", field.name))
 
 
 def neighbours(

@@ -172,10 +172,6 @@ def _action(line: bytes, path: Location) -> Action:
     if name not in _NEEDED and name not in _OTHERS:
         raise LakeError(f"has an unknown action: {name[:40]}", thing=str(path),
                         do="another writer enabled a feature; move the table away and copy it again")  # fmt: skip
-    if not isinstance(body, dict) or _lacking(body, _NEEDED.get(name, ())):
+    if not isinstance(body, dict) or any(body.get(key) is None for key in _NEEDED.get(name, ())):
         raise torn(path, f"a line of kind {name} is incomplete")
     return action
-
-
-def _lacking(body: Action, needed: Sequence[str]) -> bool:
-    return any(body.get(name) is None for name in needed)

@@ -79,7 +79,8 @@ class Columns:
     def commented_as(self, held: Columns, sources: Mapping[str, str]) -> Columns:
         """These columns with the comments of ``held``. ``sources`` maps a column's name here to its name in
         ``held``."""
-        known = {field["name"]: _comment(field) for field in held.fields}
+        known = {field["name"]: {name: value for name, value in field["metadata"].items() if name in (_COMMENT, OURS)}
+                 for field in held.fields}  # fmt: skip
         fields = [{**field, "metadata": {**field["metadata"], **known.get(sources.get(field["name"], ""), {})}}
                   for field in self.fields]  # fmt: skip
         return replace(self, fields=fields)
@@ -126,10 +127,6 @@ def _with_ids(fields: Iterable[Field], highest: int) -> tuple[list[Field], dict[
     given = [{**field, "metadata": {_ID: number, _PHYSICAL: f"col-{uuid.uuid4()}"}}
              for number, field in enumerate(fields, highest + 1)]  # fmt: skip
     return given, {MODE: "name", HIGHEST: str(highest + len(given))}
-
-
-def _comment(of: Field) -> Field:
-    return {name: value for name, value in of["metadata"].items() if name in (_COMMENT, OURS)}
 
 
 def _commented(of: Field, comment: str | None) -> Field:

@@ -267,7 +267,9 @@ def _messages(span: LogSpan, encoding: Encoding) -> Iterator[pa.Table]:
         for rows in read_slices(segment.file, _COLUMNS, SLICE_BYTES):
             messages = rows.filter(pc.equal(rows["kind"], "M"))
             if messages.num_rows:
-                yield _within(_decoded(messages, encoding), span.lsns)
+                found, lsns = _decoded(messages, encoding), span.lsns
+                at = found[ORDER_LSN]
+                yield found.filter(pc.and_(pc.greater_equal(at, int(lsns.start)), pc.less(at, int(lsns.end))))
 
 
 def _decoded(rows: pa.Table, encoding: Encoding) -> pa.Table:
@@ -291,11 +293,6 @@ def _decoded(rows: pa.Table, encoding: Encoding) -> pa.Table:
         "origin": reread(rows["origin"], encoding),
     }
     return pa.table([data[name] for name in SCHEMA.names], schema=SCHEMA)
-
-
-def _within(rows: pa.Table, span: LsnRange) -> pa.Table:
-    at = rows[ORDER_LSN]
-    return rows.filter(pc.and_(pc.greater_equal(at, int(span.start)), pc.less(at, int(span.end))))
 
 
 def _written(folder: Location, parts: Sequence[pa.Table] | Iterator[pa.Table]) -> list[FileReport]:

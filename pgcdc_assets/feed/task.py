@@ -212,7 +212,8 @@ class _Work:
             # A TRUNCATE affects all keys, so it belongs to no bucket.
             self._writer(route, None).write(rows)
             return
-        odd_keys = _has_odd_keys(change, route, rows)
+        # Key values are never NULL in the source, so a typed key value that is NULL did not fit its type.
+        odd_keys = any(rows[feed_name(column.name)].null_count for column in route.table.key_columns if change.text)
         buckets = self._task.targets[route.table.name].buckets
         if buckets == 1:
             self._writer(route, None).write(rows, odd_keys=odd_keys)
@@ -312,9 +313,3 @@ def _key_hash(change: RowChanges, route: Route, rows: pa.Table) -> Ints:
     texts = [change.text[column.attnum] for column in key]
     numbers: Ints = row_hash(texts, [column.name for column in key], rows.num_rows).to_numpy()
     return numbers
-
-
-def _has_odd_keys(change: RowChanges, route: Route, rows: pa.Table) -> bool:
-    """Whether some key value does not fit its type. Key values are never NULL in the source, so a typed value that is
-    NULL did not fit."""
-    return any(rows[feed_name(column.name)].null_count for column in route.table.key_columns if change.text)

@@ -28,8 +28,7 @@ from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive
 from pgcdc_assets.log.reader import Segment
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
 from pgcdc_assets.log.span import LogSpan
-from pgcdc_assets.spark.executors import cores
-from pgcdc_assets.spark.tasks import run_tasks
+from pgcdc_assets.spark.tasks import cores, run_tasks
 
 TASK_BYTES = 4 << 20
 """A task gets at least this many bytes of compressed segments, which it decodes in about 0.3 s."""

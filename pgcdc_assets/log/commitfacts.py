@@ -45,11 +45,12 @@ class CommitFacts:
             return None
         if _COMMIT_TS not in tags:
             raise ValueError(f"{_COMMIT_TS} is missing")
+        pairs = (pair.split(":") for pair in tags.get(_SCHEMA_IDS, "").split(",") if pair)
         return cls(
             commit_lsn=int(tags[_COMMIT_LSN]),
             commit_ts=int(tags[_COMMIT_TS]),
             aborted=tuple(_numbers(tags.get(_ABORTED, ""))),
-            schema_ids=dict(_pairs(tags.get(_SCHEMA_IDS, ""))),
+            schema_ids={int(provisional): int(final) for provisional, final in pairs},
         )
 
     def to_tags(self) -> dict[str, str]:
@@ -128,9 +129,3 @@ def _numbers(text: str) -> Iterator[int]:
     for part in text.split(",") if text else ():
         low, dash, high = part.partition("-")
         yield from range(int(low), int(high if dash else low) + 1)
-
-
-def _pairs(text: str) -> Iterator[tuple[int, int]]:
-    for part in text.split(",") if text else ():
-        provisional, _, final = part.partition(":")
-        yield int(provisional), int(final)

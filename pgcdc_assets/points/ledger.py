@@ -118,7 +118,9 @@ class Ledger:
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Adds rows in one Delta commit, which is durable when this returns. Sets the ``at`` of each row."""
-        self._prepare()
+        if self._newest() is None:
+            with suppress(CommitLost):
+                create_table(self.path, Schema.from_arrow(self._schema), _PROPERTIES, {}, self.path.parent)
         at = self._now()
         stamped = [{**row, AT.name: at + timedelta(microseconds=place)} for place, row in enumerate(rows)]
         report = self._write(pa.Table.from_pylist(stamped, schema=self._schema))
@@ -150,11 +152,6 @@ class Ledger:
             replace_files(self._table, gone, left, {})
             settle([self.path])
         return count
-
-    def _prepare(self) -> None:
-        if self._newest() is None:
-            with suppress(CommitLost):
-                create_table(self.path, Schema.from_arrow(self._schema), _PROPERTIES, {}, self.path.parent)
 
     def _newest(self) -> DeltaVersion | None:
         """Returns the table's newest version; None before the first row. Raises UnknownFormat for another format."""

@@ -77,10 +77,7 @@ class TableStates:
 
     def set_all(self, tables: Iterable[Table], state: TableState, lsn: Lsn, reason: str | None = None) -> None:
         """Sets the state of several tables in one Delta commit."""
-        self._append([_stored(table, state, lsn, reason) for table in tables])
-
-    def _append(self, rows: list[dict[str, Any]]) -> None:
-        if rows:
+        if rows := [_stored(table, state, lsn, reason) for table in tables]:
             with self._writing:
                 self._ledger.append(rows)
             passed(FaultPoint.STATE_WRITTEN)

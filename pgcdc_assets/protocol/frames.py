@@ -65,7 +65,7 @@ class Keepalive(NamedTuple):
 
 def keepalive(frame: bytes) -> Keepalive:
     """Parse a keepalive frame (``k``). Raises ProtocolError if the frame has another kind or length."""
-    if _kind(frame) != FrameKind.KEEPALIVE or len(frame) != KEEPALIVE.size:
+    if len(frame) != KEEPALIVE.size or frame[0] != FrameKind.KEEPALIVE:
         raise ProtocolError(f"replication frame of kind {frame[:1]!r} and {len(frame)} bytes is not a keepalive")
     wal_end, sent_at, reply = KEEPALIVE.struct.unpack_from(frame, 1)
     return Keepalive(Lsn(wal_end), sent_at, bool(reply))
@@ -80,10 +80,6 @@ def status_update(write: int, flush: int, apply: int, now: int, reply: bool) -> 
     """Make a standby status update (``r``). ``now``: microseconds since 2000. ``reply``: ask the server for a keepalive
     at once."""
     return bytes([FrameKind.STATUS]) + STATUS.struct.pack(write, flush, apply, now, reply)
-
-
-def _kind(frame: bytes) -> int:
-    return frame[0] if frame else -1
 
 
 def data_messages(octets: Octets) -> tuple[Ints, Ints]:

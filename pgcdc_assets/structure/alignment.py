@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from pgcdc_assets.core.catalog import Lineage, PgType, Table
 from pgcdc_assets.protocol.shape import Shape, ShapeColumn
-from pgcdc_assets.structure.casts import keeps_text
+from pgcdc_assets.structure.successor import keeps_text
 
 Alignment = tuple[int | None, ...]
 """The attnum of each column of a message, in the order of the message; None for a column that was dropped."""
@@ -45,12 +45,9 @@ class _Candidate:
     """Whether the message must have this column if it has any later column."""
 
     def fits(self, column: ShapeColumn) -> bool:
-        return not self.types or any(_alike(known, column.type) for known in self.types)
-
-
-def _alike(known: PgType, told: PgType) -> bool:
-    """Whether a column may have changed between these types without a rewrite of the table."""
-    return keeps_text(known, told) or keeps_text(told, known)
+        """Whether the column may have had this type. Its type may have changed without a rewrite of the table."""
+        told = column.type
+        return not self.types or any(keeps_text(known, told) or keeps_text(told, known) for known in self.types)
 
 
 def _candidates(table: Table, lineage: Lineage, shape: Shape) -> list[_Candidate]:

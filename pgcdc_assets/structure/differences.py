@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.catalog import Column, Table
 from pgcdc_assets.core.marks import Files, Mark, rewritten
 
 
@@ -165,12 +165,8 @@ def _columns(before: Table, now: Table) -> Iterator[Change]:
             yield _changed_column(f'column "{was.name}" was dropped or is no longer published')
         elif was is not None and is_ is not None and was.name != is_.name:
             yield _changed_column(f'column "{was.name}" was renamed to "{is_.name}"')
-        elif was is not None and is_ is not None and _changed(was.type, is_.type):
+        elif was is not None and is_ is not None and (was.type.oid, was.type.typmod) != (is_.type.oid, is_.type.typmod):
             yield _changed_column(f'the type of column "{was.name}" changed')
-
-
-def _changed(was: PgType, is_: PgType) -> bool:
-    return (was.oid, was.typmod) != (is_.oid, is_.typmod)
 
 
 def _added(before: Table, now: Table, column: Column) -> Change:

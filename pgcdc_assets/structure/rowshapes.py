@@ -26,7 +26,7 @@ from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.protocol.shape import RelationFacts, Shape, ShapeColumn
 from pgcdc_assets.structure.alignment import Alignment, aligned
-from pgcdc_assets.structure.casts import keeps_text
+from pgcdc_assets.structure.successor import keeps_text
 
 NOT_WHOLE = "REPLICA IDENTITY is no longer FULL, and there is no key"
 

@@ -14,10 +14,13 @@ partition whose columns are in another order than in the root. These tables are 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
-from pgcdc_assets.core.catalog import Column, Leaf, Table
+import pyarrow as pa
+
+from pgcdc_assets.core.catalog import Column, Leaf, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.structure.casts import keeps_text
+from pgcdc_assets.protocol.text.types import arrow_type
 from pgcdc_assets.structure.differences import key_changed
 
 
@@ -25,8 +28,8 @@ def successor(before: Table, now: Table, since: Lsn) -> Table:
     """The structure that the mirror gets if there is no :func:`obstacle`. ``before``: the table recorded for the
     mirror. ``now``: the table in the catalog. ``since``: an LSN at which the source certainly had the new structure."""
     lineage = before.descent
-    left = {column.attnum: column for column in now.columns}
-    changed = tuple(column for column in before.columns if not _as_before(column, left.get(column.attnum)))
+    left = {(column.attnum, column.name, column.type) for column in now.columns}
+    changed = tuple(column for column in before.columns if (column.attnum, column.name, column.type) not in left)
     former = tuple(dict.fromkeys((*lineage.former, *changed)))
     latest = max(int(since), lineage.since)
     follows = replace(lineage, number=lineage.number + 1, since=latest, former=former)
@@ -72,10 +75,6 @@ def _with_missing(before: Table, now: Table) -> tuple[Column, ...]:
 def alike(left: Table, right: Table) -> bool:
     """Whether rows of the log are read in the same way for both tables."""
     return (left.columns, left.key, left.live) == (right.columns, right.key, right.live)
-
-
-def _as_before(column: Column, now: Column | None) -> bool:
-    return now is not None and (column.name, column.type) == (now.name, now.type)
 
 
 def obstacle(before: Table, now: Table) -> str | None:
@@ -124,3 +123,30 @@ def _of_columns(before: Table, now: Table) -> str | None:
             return f'the type of column "{column.name}" changed'
     unpublished = [column.name for attnum, column in known.items() if attnum in now.live]
     return f'column "{unpublished[0]}" is no longer published' if unpublished else None
+
+
+_TEXTS: Final = frozenset({25, 1043})
+"""The types text and varchar: a value has the same text in both. In bpchar, the text includes the padding blanks."""
+
+
+def keeps_text(was: PgType, is_: PgType) -> bool:
+    """Whether values of type ``was`` keep their text under type ``is_``, if PostgreSQL did not rewrite the table for
+    the change. Binary coercible types may differ in their text (int4 -1 is oid 4294967295). So this is true only for a
+    new typmod, which keeps bytes and text, and between text and varchar, or a domain and its base type."""
+    before, after = _stored(was), _stored(is_)
+    alike = before.oid == after.oid or {before.oid, after.oid} <= _TEXTS
+    return alike and holds(arrow_type(before), arrow_type(after))
+
+
+def holds(was: pa.DataType, is_: pa.DataType) -> bool:
+    """Whether each value of a mirror's column of type ``was`` fits type ``is_``, and reads as the same value there."""
+    if was == is_:
+        return True
+    decimals = isinstance(was, pa.Decimal128Type) and isinstance(is_, pa.Decimal128Type)
+    return decimals and bool(was.scale == is_.scale and was.precision <= is_.precision)
+
+
+def _stored(of: PgType) -> PgType:
+    while of.base is not None:
+        of = of.base
+    return of

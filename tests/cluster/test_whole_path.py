@@ -81,7 +81,7 @@ def test_killed_executors_leak_no_secret_on_an_object_store(rig_on: Callable[[st
 
 _CORES = """
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.spark.executors import cores
+from pgcdc_assets.spark.tasks import cores
 from pgcdc_assets.spark.session import spark_session
 session = spark_session(Settings.load())
 print("told", cores(session), session.conf.get("spark.sql.shuffle.partitions"), flush=True)

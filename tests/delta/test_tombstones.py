@@ -14,8 +14,8 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.checkpoint import DELETED_FILES, LOG, missing_properties, retention_properties
 from pgcdc_assets.delta.commit import commit_rewritten
-from pgcdc_assets.delta.tombstones import DELETED_FILES, LOG, missing_properties, retention_properties
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.lake.lake import Lake
 from pgcdc_assets.mirror.delta.compaction import compact_file

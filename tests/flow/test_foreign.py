@@ -19,8 +19,8 @@ from pgcdc_assets.cli.console import ConsoleProgress
 from pgcdc_assets.cli.status_verify import verified
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.checkpoint import DELETED_FILES
 from pgcdc_assets.delta.commit import commit_files
-from pgcdc_assets.delta.tombstones import DELETED_FILES
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.maintenance import Allowance
@@ -182,7 +182,7 @@ def _copied_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         return step(*args)
 
     monkeypatch.setattr("pgcdc_assets.mirror.delta.copy.commit_files", lambda *args: racing(commit_files, *args))
-    monkeypatch.setattr("pgcdc_assets.mirror.delta.repair.merged", lambda *args: racing(merged, *args))
+    monkeypatch.setattr("pgcdc_assets.mirror.delta.apply.merged", lambda *args: racing(merged, *args))
     DeltaTable(path_of(rig.settings.layout.mirror(_name("by_rust")))).delete("id = 20")
     rig.engine().repair(_name("by_rust"), rig.observer.ranges[0].span)
     rig.assert_equal("public.by_rust")

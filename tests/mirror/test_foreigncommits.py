@@ -23,8 +23,7 @@ from pgcdc_assets.delta.datafile import DataFile
 from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.failures import ATTEMPTS, again_after_lost_races
 from pgcdc_assets.lake.lake import Lake
-from pgcdc_assets.mirror.delta.durability import DurableVersions
-from pgcdc_assets.mirror.delta.foreigncommits import change_since, seen
+from pgcdc_assets.mirror.delta.durability import DurableVersions, change_since, seen
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.points.points import ConsistentPoints

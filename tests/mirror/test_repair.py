@@ -6,7 +6,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.errors import NotRepairable
-from pgcdc_assets.mirror.delta.repair import repair_table
+from pgcdc_assets.mirror.delta.apply import repair_table
 from pgcdc_assets.mirror.target import Applied
 from tests.mirror.pipeline import Pipeline
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.text.arraytext import elements, not_plain
+from pgcdc_assets.protocol.text.strings import elements, not_plain
 
 List = list[str | None]
 

@@ -20,7 +20,7 @@ from pgcdc_assets.protocol.messages import (
     Begin,
     Commit,
 )
-from pgcdc_assets.protocol.text.arraytext import elements, not_plain
+from pgcdc_assets.protocol.text.strings import elements, not_plain
 from pgcdc_assets.protocol.text.types import cast
 from pgcdc_assets.source.connect.connection import session_options
 from tests.fix_postgres import Database

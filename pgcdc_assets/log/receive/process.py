@@ -18,7 +18,7 @@ from pgcdc_assets import logs
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.errors import ROOM, MachineError, PgcdcError, ReceiverDied
 from pgcdc_assets.log.receive.connections import Orders, Receiving
-from pgcdc_assets.log.receive.messages import Event, ReceiverSettings, error_line, event_line
+from pgcdc_assets.log.receive.messages import ReceiverSettings, error_line, event_line
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +37,6 @@ def _write_line(line: bytes) -> None:
         except BrokenPipeError:
             # The parent has died. The receive loop notices that stdin has ended, and stops.
             return
-
-
-def _write_event(event: Event) -> None:
-    _write_line(event_line(event))
 
 
 def _end_with_parent(descriptor: int) -> None:
@@ -73,7 +69,7 @@ def main() -> int:
     gc.set_threshold(_COLLECT_AFTER)
     settings = ReceiverSettings.from_line(line)
     try:
-        receiving = Receiving(settings, orders, _write_event)
+        receiving = Receiving(settings, orders, lambda event: _write_line(event_line(event)))
         signal.signal(signal.SIGTERM, lambda number, frame: receiving.terminate())
         # The parent handles a terminal's interrupt, and then stops this process at a boundary.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

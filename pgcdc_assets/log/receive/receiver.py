@@ -232,7 +232,10 @@ class Receiver:
         if not self._stopping and self._intake.transaction is None and self._leave(self._complete()):
             self._stopping = self.left = True
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
-            self._look_ahead(now)
+            # A goal or mark is not reached, and the stream is quiet: ask the server for its position.
+            if self._goal is not None and self._goal.flush_wanted:
+                self._goal.saw_source(*self._clock.positions(), now)
+            self._send_status(ask=True)
 
     @property
     def _over(self) -> bool:
@@ -252,12 +255,6 @@ class Receiver:
     def _complete(self) -> Lsn:
         """The boundary below which every commit has been received."""
         return min(self._positions.seen, self._positions.boundary)
-
-    def _look_ahead(self, now: float) -> None:
-        """Ask the server for its position. Called if a goal or mark is not reached and the stream is quiet."""
-        if self._goal is not None and self._goal.flush_wanted:
-            self._goal.saw_source(*self._clock.positions(), now)
-        self._send_status(ask=True)
 
     # Ends and marks ---------------------------------------------------------------------------------
 

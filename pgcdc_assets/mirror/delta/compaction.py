@@ -64,11 +64,9 @@ class Compaction:
         return small if len(small) > self.most_small else ()
 
     def worn_file(self, live: Sequence[Added]) -> tuple[Added, ...]:
-        worn = [file for file in live if file.rows is not None and self._is_worn(file.rows, file.deleted)]
+        counted = [(file, file.rows) for file in live if file.rows is not None]
+        worn = [file for file, rows in counted if file.deleted >= max(self.fewest_worn, rows / self.worn_share)]
         return tuple(sorted(worn, key=lambda file: -file.deleted)[:1])
-
-    def _is_worn(self, rows: int, deleted: int) -> bool:
-        return deleted >= max(self.fewest_worn, rows / self.worn_share)
 
 
 COMPACTION: Final = Compaction()

@@ -19,11 +19,11 @@ from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.checkpoint import retention_properties
 from pgcdc_assets.delta.commit import commit_files
 from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.delta.definition import replace_table
 from pgcdc_assets.delta.mapping import HIGHEST, physical
-from pgcdc_assets.delta.tombstones import retention_properties
 from pgcdc_assets.errors import CopyOutdated, LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.table import moved_away
@@ -43,8 +43,7 @@ from pgcdc_assets.mirror.target import CopyCount, CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.route import SourceRoute
 from pgcdc_assets.source.snapshot.pieces import Piece, pieces
-from pgcdc_assets.spark.executors import beside, cores
-from pgcdc_assets.spark.tasks import TaskSum, run_tasks
+from pgcdc_assets.spark.tasks import TaskSum, beside, cores, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -158,7 +157,8 @@ class _Copier:
     def copy(self, job: list[CopyTask]) -> _Outcome:
         started = time.monotonic()
         targets, failures = self._targets({table.name: table for task in job for table, _ in task.parts})
-        written = [one for found in self._written(_ready(job, targets)) for one in found]
+        found = run_tasks(self._session, copy_parts, _ready(job, targets), [self._rows, self._bytes])
+        written = [part for parts in found for part in parts]
         reports: list[CopyReport] = []
         for name, target in targets.items():
             try:
@@ -175,9 +175,6 @@ class _Copier:
             point, seconds = self._snapshot.consistent_point, time.monotonic() - started
             reports.append(CopyReport(name, point, rows, size, len(files), seconds, version))
         return reports, failures
-
-    def _written(self, job: list[CopyTask]) -> list[list[WrittenPart]]:
-        return run_tasks(self._session, copy_parts, job, [self._rows, self._bytes])
 
     def _targets(self, tables: dict[TableName, Table]) -> tuple[dict[TableName, CopyTarget], Failures]:
         targets: dict[TableName, CopyTarget] = {}

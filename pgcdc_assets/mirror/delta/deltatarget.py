@@ -19,13 +19,12 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.mirror.delta.apply import apply_tables
+from pgcdc_assets.mirror.delta.apply import apply_tables, repair_table
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction, optimize, worth_optimizing
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.delta.durability import DurableVersions
 from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import Commented, refusal
-from pgcdc_assets.mirror.delta.repair import repair_table
 from pgcdc_assets.mirror.delta.reshape import rename_mirror, reshape_mirror
 from pgcdc_assets.mirror.delta.versionexpiry import keep_promised, keep_readable, unchanged_since, unneeded_parts
 from pgcdc_assets.mirror.target import Applied, CopyCount, CopyReport, Failures, Freed, Generation

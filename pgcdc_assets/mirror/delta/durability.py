@@ -1,20 +1,28 @@
 """Makes versions of the mirrors durable ("settles" them), and reads the position that each version itself records. A
 consistent point names only settled versions. All tables are settled together, once per turn (one apply of the log). For
 our own commits, it syncs only the file names, because the content of the files is already durable. For commits of other
-writers among these versions, it syncs names and content."""
+writers among these versions, it syncs names and content.
+
+It also finds the commits by which another writer changed rows of a mirror. Comments, properties, columns that another
+writer adds, OPTIMIZE and VACUUM change no row. Any other commit by another writer may make the mirror differ from the
+source, although the mirror's LSN does not change. Such a table is reported until it is copied again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
 
 from pgcdc_assets.core.layout import DELTA_LOG, Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.logfiles import Action, commit_actions
-from pgcdc_assets.delta.recovery import foreign_files, recover
+from pgcdc_assets.delta.datafile import in_int96, opened_parquet
+from pgcdc_assets.delta.logfiles import Action, commit_actions, commit_if_there
+from pgcdc_assets.delta.recovery import foreign_files, is_own, recover
 from pgcdc_assets.errors import LakeError
-from pgcdc_assets.mirror.delta.foreigncommits import seen
 from pgcdc_assets.mirror.delta.mirror import own_position
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store import storage
@@ -64,7 +72,7 @@ class DurableVersions:
             if before.number > number:
                 # The mirror was moved away and created again.
                 before = _Settled(-1, {})
-            commits = _commits(folder, before.number, number)
+            commits = {one: commit_actions(folder / DELTA_LOG, one) for one in range(before.number + 1, number + 1)}
             contents += foreign_files(folder, commits)
             folders += [folder / DELTA_LOG, *([folder] if before.number >= 0 else folder.up_to(self._layout.root))]
             found[name] = _Settled(number, {**before.positions, **_positions(commits)})
@@ -94,10 +102,81 @@ class DurableVersions:
         return position
 
 
-def _commits(folder: Location, after: int, upto: int) -> dict[int, list[Action]]:
-    return {number: commit_actions(folder / DELTA_LOG, number) for number in range(after + 1, upto + 1)}
-
-
 def _positions(commits: Mapping[int, list[Action]]) -> dict[str, int]:
     transactions = [action["txn"] for actions in commits.values() for action in actions if "txn" in action]
     return {one["appId"]: int(one["version"]) for one in transactions}
+
+
+_SPARK: Final = "Apache-Spark"
+"""The engine that reads INT96 timestamps exactly. Other engines may read nanoseconds, and then write wrong values."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a sequence of commits did to a mirror. ``copied``: whether it contains a snapshot copy. ``change``: the
+    first change of rows by another writer after the last copy."""
+
+    copied: bool = False
+    change: str | None = None
+
+
+def seen(folder: Location, owner: str, commits: Mapping[int, Sequence[Action]]) -> Seen:
+    """Check commits of a mirror for changes by another writer. ``owner`` is :meth:`Identity.app_id`."""
+    found = Seen()
+    for number in sorted(commits):
+        actions = commits[number]
+        apps = [str(action["txn"]["appId"]) for action in actions if "txn" in action]
+        if any(app.startswith(f"{owner}/snapshot/") for app in apps):
+            found = Seen(copied=True)
+            continue
+        ours = is_own(actions) or any(app.startswith(f"{owner}/") for app in apps)
+        if found.change is None and not ours and _changes_rows(folder, actions):
+            found = Seen(found.copied, f"another writer changed rows of this mirror (version {number})")
+    return found
+
+
+def change_since(folder: Location, owner: str, version: int) -> str | None:
+    """The first change of rows by another writer after a published version. LakeError if a commit is damaged."""
+    commits: dict[int, Sequence[Action]] = {}
+    number = version + 1
+    while (actions := commit_if_there(folder / DELTA_LOG, number)) is not None:
+        commits[number] = actions
+        number += 1
+    return seen(folder, owner, commits).change
+
+
+def _changes_rows(folder: Location, actions: Sequence[Action]) -> bool:
+    added = [action["add"] for action in actions if "add" in action]
+    removed = [action["remove"] for action in actions if "remove" in action]
+    if any(one.get("dataChange", True) for one in [*added, *removed]):
+        return True
+    # The commit says that it only moves rows to other files. This may be wrong, so the row counts are compared.
+    before, after = ([_file(folder, one) for one in some] for some in (removed, added))
+    if None not in before and None not in after and _rows(before) != _rows(after):
+        return True
+    engines = [str(action.get("commitInfo", {}).get("engineInfo", "")) for action in actions]
+    return not any(engine.startswith(_SPARK) for engine in engines) and any(
+        one.int96 for one in before if one is not None
+    )
+
+
+@dataclass(frozen=True)
+class _File:
+    rows: int
+    int96: bool
+
+
+def _file(folder: Location, action: dict[str, Any]) -> _File | None:
+    """The file of an add or remove action. None if it cannot be read: it was deleted, or its next reader reports the
+    error."""
+    try:
+        with opened_parquet(folder / unquote(action["path"])) as file:
+            footer = file.metadata
+    except (OSError, pa.ArrowException):
+        return None
+    vector = action.get("deletionVector") or {}
+    return _File(footer.num_rows - int(vector.get("cardinality", 0)), in_int96(footer))
+
+
+def _rows(files: Sequence[_File | None]) -> int:
+    return sum(one.rows for one in files if one is not None)

@@ -16,11 +16,11 @@ from pgcdc_assets.core.formats import reading
 from pgcdc_assets.core.layout import DELTA_LOG, Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.checkpoint import retention_properties
 from pgcdc_assets.delta.datafile import OWN_NAME
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion, OpenLogs, open_delta
 from pgcdc_assets.delta.mapping import is_mapped, physical
-from pgcdc_assets.delta.tombstones import retention_properties
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.feed.schema import feed_name
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
@@ -175,7 +175,8 @@ class Mirror:
     @property
     def snapshot_lsn(self) -> Lsn | None:
         """The consistent point of the snapshot copy that the mirror holds; None if no copy was committed."""
-        return self._position(self.snapshot_app_id)
+        found = None if self.delta is None else self.delta.positions.get(self.snapshot_app_id)
+        return None if found is None else Lsn(found)
 
     @property
     def generation_app_id(self) -> str | None:
@@ -225,10 +226,6 @@ class Mirror:
         if listed is None or listed.snapshot_lsn != self.snapshot_lsn:
             return True
         return listed.followed is None or listed.oid != self.oid
-
-    def _position(self, app_id: str) -> Lsn | None:
-        found = None if self.delta is None else self.delta.positions.get(app_id)
-        return None if found is None else Lsn(found)
 
     def holds(self, schema: MirrorSchema) -> bool:
         """Whether the mirror has exactly these columns."""

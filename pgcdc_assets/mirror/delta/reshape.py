@@ -40,11 +40,10 @@ from pgcdc_assets.mirror.delta.mirrorschema import OWN_COLUMNS, MirrorSchema, ne
 from pgcdc_assets.mirror.delta.projection import Projection, Sourced, has_texts, project
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.protocol.text.types import may_not_fit
-from pgcdc_assets.spark.executors import cores
 from pgcdc_assets.spark.session import SparkOnDemand
-from pgcdc_assets.spark.tasks import run_tasks
+from pgcdc_assets.spark.tasks import cores, run_tasks
 from pgcdc_assets.store import storage
-from pgcdc_assets.structure.casts import holds
+from pgcdc_assets.structure.successor import holds
 
 TASK_BYTES: Final = 64 << 20
 """One task merges files of this total size into one file. A larger file has its own task."""

@@ -20,12 +20,11 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.core.layout import DELTA_LOG, Location, commit_name
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.delta.checkpoint import make_checkpoint, write_checkpoint
+from pgcdc_assets.delta.checkpoint import make_checkpoint, missing_properties, write_checkpoint
 from pgcdc_assets.delta.definition import commit_properties
 from pgcdc_assets.delta.log import hinted, is_whole
 from pgcdc_assets.delta.logfiles import VERSIONED, checkpoint_files, checksum_of
 from pgcdc_assets.delta.sweep import LogListing, unneeded
-from pgcdc_assets.delta.tombstones import missing_properties
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror

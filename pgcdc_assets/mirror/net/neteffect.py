@@ -169,14 +169,10 @@ def _codes(values: pa.Array | pa.ChunkedArray) -> Ints:
     if pa.types.is_floating(values.type):
         values = pc.add(values, 0.0)  # -0 and 0 are one key to Spark and to Delta's readers
     elif pa.types.is_list(values.type):
-        values = _spelled(values)
+        # Arrow cannot dictionary-encode lists. Equal lists get equal texts.
+        values = list_texts(values, pc.cast(pa.array(_codes(values.flatten())), pa.string()))
     codes: Ints = values.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
     return codes
-
-
-def _spelled(lists: pa.ListArray) -> pa.StringArray:
-    """Converts lists to texts, because Arrow cannot dictionary-encode lists. Equal lists get equal texts."""
-    return list_texts(lists, pc.cast(pa.array(_codes(lists.flatten())), pa.string()))
 
 
 def _combined(left: Ints, right: Ints) -> Ints:
@@ -245,9 +241,5 @@ def _origins(events: pa.Table, columns: Sequence[FeedColumn], origin: Ints) -> p
     if not events.num_rows:
         values = [events[name].combine_chunks() for name in names]
     else:
-        values = [_one_array(events[name].take(at)) for name in names]
+        values = [events[name].take(at).combine_chunks() for name in names]
     return pa.StructArray.from_arrays(values, names=names, mask=pa.array(origin < 0))
-
-
-def _one_array(values: pa.ChunkedArray) -> pa.Array:
-    return values.combine_chunks()

@@ -1,9 +1,8 @@
 """Converts PostgreSQL's text form to typed Arrow columns. Snapshot copies and changes use the same code.
 
-strings -> arraytext -> types -> typed
+strings -> types -> typed
 
-strings     makes columns of strings from slices of a buffer, in any encoding of a server
-arraytext   splits the text form of arrays into elements
+strings     makes columns of strings from slices of a buffer, in any encoding of a server; splits arrays into elements
 types       the Arrow type for each PostgreSQL type, and the casts from text
 typed       makes the columns of a mirror: typed values, texts that do not fit their type, hashes of rows
 """

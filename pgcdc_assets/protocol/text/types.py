@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from pgcdc_assets.core.arrays import Bools, whole
 from pgcdc_assets.core.catalog import PgType
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.protocol.text.arraytext import elements, not_plain
-from pgcdc_assets.protocol.text.strings import gathered, laid_out
+from pgcdc_assets.protocol.text.strings import elements, gathered, laid_out, not_plain
 
 _BOOL, _BYTEA, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 1700, 1082, 1114, 1184
 _VECTORS: Final = (22, 30)

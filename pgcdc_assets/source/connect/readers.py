@@ -76,7 +76,7 @@ class LibpqReader(FrameReader):
         except OperationalError as error:
             raise SourceUnavailable(first_line(str(error)), thing=self._endpoint) from None
         if self._ended and not self.held:
-            raise self._error()
+            raise self._ending(SourceUnavailable("the server ended the stream", thing=self._endpoint))
         return self.held > before
 
     def take(self) -> FrameBlock:
@@ -125,9 +125,6 @@ class LibpqReader(FrameReader):
             else:
                 self._pgconn.consume_input()
                 consumed = True
-
-    def _error(self) -> PgcdcError:
-        return self._ending(SourceUnavailable("the server ended the stream", thing=self._endpoint))
 
     def _ending(self, otherwise: PgcdcError) -> PgcdcError:
         """Returns the server's error at the end of the stream; ``otherwise`` if the server sent no error."""

@@ -155,11 +155,7 @@ def shown_tables(
             outdated[name] = blocked[name]
         elif table is None:
             outdated[name] = CopyOutdated("is no longer published, or was dropped", thing=f"table {name}")
-        elif name not in now or _altered(table, now[name]):
+        elif name not in now or any(c.difference is not Difference.COLUMN_ADDED for c in changes(table, now[name])):
             outdated[name] = CopyOutdated("was altered right after the snapshot", thing=f"table {name}",
                                           do="run again with a new snapshot")  # fmt: skip
     return {name: then[name] for name in names if name in then}, outdated
-
-
-def _altered(then: Table, now: Table) -> bool:
-    return any(change.difference is not Difference.COLUMN_ADDED for change in changes(then, now))
