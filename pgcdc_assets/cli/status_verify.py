@@ -86,11 +86,7 @@ def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
 
 
 def verified(
-    settings: Settings,
-    conninfo: str,
-    tables: tuple[TableName, ...] | None,
-    progress: ConsoleProgress,
-    sync_to: SyncTo,
+    settings: Settings, conninfo: str, tables: tuple[TableName, ...] | None, progress: ConsoleProgress, sync_to: SyncTo
 ) -> VerifyReport:
     """Compare the tables (None: all). A running sync makes the boundary at the snapshot's LSN. Without a running sync,
     ``sync_to`` is called for this."""

@@ -32,13 +32,7 @@ from pgcdc_assets.core.layout import DELTA_LOG, LAST_CHECKPOINT, Location, check
 from pgcdc_assets.core.retention import LONGEST_POINTS
 from pgcdc_assets.delta.datafile import opened_parquet, read_footer, write_parquet
 from pgcdc_assets.delta.log import is_whole
-from pgcdc_assets.delta.logfiles import (
-    VERSIONED,
-    checkpoint_files,
-    checkpoints_among,
-    checksum_of,
-    put_aside,
-)
+from pgcdc_assets.delta.logfiles import VERSIONED, checkpoint_files, checkpoints_among, checksum_of, put_aside
 from pgcdc_assets.delta.vectors import vector_file
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.base import Entry

@@ -84,10 +84,7 @@ def copy(
         work.session()
         channel.raise_if_cancelled()
         failed = work.target.copy(
-            [table for name, table in shown.items() if name not in outdated],
-            snapshot,
-            committed,
-            count,
+            [table for name, table in shown.items() if name not in outdated], snapshot, committed, count
         )
         return {**lacking, **outdated, **failed}
 

@@ -64,12 +64,7 @@ class Engine:
     server."""
 
     def __init__(
-        self,
-        settings: Settings,
-        conninfo: str,
-        observer: Observer,
-        session: Callable[[], SparkSession],
-        command: str,
+        self, settings: Settings, conninfo: str, observer: Observer, session: Callable[[], SparkSession], command: str
     ) -> None:
         self._settings = settings
         self._conninfo = conninfo

@@ -262,11 +262,7 @@ def _merge_feed(work: Work, entry: TableRecord) -> None:
 
 
 def range_report(
-    work: Work,
-    span: LogSpan,
-    turns: dict[TableName, TableTurn],
-    seconds: dict[str, float],
-    source_position: Lsn,
+    work: Work, span: LogSpan, turns: dict[TableName, TableTurn], seconds: dict[str, float], source_position: Lsn
 ) -> RangeReport:
     """The report of the range ``span``. ``source_position``: the source's flush LSN now."""
     replay_lsn, batches = work.progress.replay_lsn, span.batches

@@ -20,14 +20,7 @@ from pgcdc_assets.delta.sweep import sweep
 from pgcdc_assets.errors import CommitLost, LakeError, LogConflict
 from pgcdc_assets.log.commit import ATTEMPTS, start_app_id
 from pgcdc_assets.log.reader import ChangeLog, Segment
-from pgcdc_assets.log.segment import (
-    NOTES,
-    OPTIONAL,
-    OWN_FILE_BYTES,
-    draft_name,
-    read_rows,
-    write_segment,
-)
+from pgcdc_assets.log.segment import NOTES, OPTIONAL, OWN_FILE_BYTES, draft_name, read_rows, write_segment
 from pgcdc_assets.store import storage
 
 MERGE_BYTES = 32 << 20

@@ -28,13 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import obstore
 import pyarrow as pa
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    GenericError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-)
+from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import from_url
 
 from pgcdc_assets.core.layout import Location

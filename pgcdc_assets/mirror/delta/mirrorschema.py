@@ -100,11 +100,7 @@ class MirrorSchema:
 def own_fields(table: Table) -> list[pa.Field]:
     """The columns that pgcdc adds: commit LSN and time, texts of values that do not fit, maybe partition and row
     identity."""
-    fields = [
-        pa.field(COMMIT_LSN, pa.int64()),
-        pa.field(COMMIT_TS, pa.timestamp("us", "UTC")),
-        pa.field(RAW, RAW_TYPE),
-    ]
+    fields = [pa.field(COMMIT_LSN, pa.int64()), pa.field(COMMIT_TS, pa.timestamp("us", "UTC")), pa.field(RAW, RAW_TYPE)]
     if table.partitioned:
         fields.append(pa.field(LEAF, pa.string()))
     if table.multiset:

@@ -18,18 +18,7 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Bools, Ints, list_texts, whole
 from pgcdc_assets.core.lsn import LsnRange
-from pgcdc_assets.feed.schema import (
-    COMMIT_LSN,
-    COMMIT_TS,
-    LEAF,
-    OP,
-    OPS,
-    ORDINAL,
-    RAW,
-    TRUNCATE,
-    UNCHANGED,
-    FeedColumn,
-)
+from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, LEAF, OP, OPS, ORDINAL, RAW, TRUNCATE, UNCHANGED, FeedColumn
 from pgcdc_assets.mirror.net.keyhistory import KeyOutcomes, connected, key_outcomes
 
 UPSERT, REMOVE = "U", "D"

@@ -21,13 +21,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError, SourceUnavailable
 from pgcdc_assets.protocol.frames import status_update
 from pgcdc_assets.protocol.layouts import EPOCH
-from pgcdc_assets.source.connect.connection import (
-    APPLICATION,
-    SourceConnection,
-    connect,
-    identifier,
-    literal,
-)
+from pgcdc_assets.source.connect.connection import APPLICATION, SourceConnection, connect, identifier, literal
 from pgcdc_assets.source.connect.failures import ServerError, first_line, result_error
 from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, PluginOptions, Streaming
 from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader, SocketReader
