@@ -162,12 +162,6 @@ class MaintenanceReport:
     """Dagster runs that the job of this maintenance deleted."""
     seconds: float = 0.0
 
-    @property
-    def idle(self) -> bool:
-        """Whether there was nothing to do."""
-        counts = (self.log_files, self.feed_files, self.points, self.deleted_files)
-        return not (any(counts) or self.optimized)
-
 
 @dataclass(frozen=True)
 class Allowance:

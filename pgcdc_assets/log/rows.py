@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pgcdc_assets.core.arrays import Bools, Ints
+from pgcdc_assets.core.arrays import Bools, Ints, in_arrow
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, IS_ROW, FrameRun, Raw, anywhere
 from pgcdc_assets.log.relations import Overlay, Relations
@@ -193,11 +193,11 @@ def _schema_ids(run: FrameRun, frames: Ints, relation_id: Ints, relations: Relat
 
 
 def tally_of(rows: Rows) -> Tally:
-    counts = pc.value_counts(_numbers(rows.relation_id * 256 + rows.kind)).to_pylist()
+    counts = pc.value_counts(in_arrow(rows.relation_id * 256 + rows.kind)).to_pylist()
     commits = np.flatnonzero(rows.kind == MessageKind.COMMIT)
     tally = Tally(
         counts=Counter({(each["values"] >> 8, chr(each["values"] & 0xFF)): each["counts"] for each in counts}),
-        schema_ids=set(pc.unique(_numbers(rows.schema_id[rows.relation_id != ABSENT])).to_pylist()),
+        schema_ids=set(pc.unique(in_arrow(rows.schema_id[rows.relation_id != ABSENT])).to_pylist()),
         partitions=set(rows.partitions),
         transactions=len(commits),
         bytes=int(rows.length.sum()),
@@ -224,10 +224,6 @@ def tally_of_table(rows: pa.Table, partitions: set[tuple[int, int]]) -> Tally:
 
 def _ended(rows: Rows, index: int) -> TransactionEnd:
     return TransactionEnd(int(rows.commit_lsn[index]), int(rows.xid[index]), int(rows.commit_ts[index]))
-
-
-def _numbers(values: Ints) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
 @dataclass(frozen=True)

@@ -189,10 +189,6 @@ class TransactionsInProgress:
             raise ProtocolError(f"no block of transaction {message.xid} arrived, although it is complete", lsn=lsn)
         return transaction
 
-    def clear(self) -> None:
-        """Remove all transactions. Called when the connection is lost, because the server sends them again."""
-        self._open.clear()
-
 
 class PreparedKey(NamedTuple):
     """Identifies a prepared transaction. gid and xid are not enough, because both may be used again."""

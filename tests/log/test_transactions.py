@@ -84,10 +84,6 @@ def test_transaction_without_its_first_block_is_refused() -> None:
         held.start(StreamStart(7, False), AT, 1.0)
     with pytest.raises(ProtocolError, match="no block of transaction 7 arrived, although it is complete, at LSN 0/123"):
         held.end(commit(7), AT)
-    held.start(StreamStart(7, True), AT, 1.0)
-    held.clear()
-    with pytest.raises(ProtocolError, match="the first block"):
-        held.start(StreamStart(7, False), AT, 1.0)
 
 
 def test_oldest_transaction_in_progress_is_found() -> None:

@@ -71,23 +71,18 @@ class ReceiverProcess:
     def alive(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
-    # Orders -----------------------------------------------------------------------------------------
+    # Orders, as :class:`OrderName` describes them ---------------------------------------------------
 
     def until(self, lsn: Lsn) -> None:
-        """Make the receiver receive up to ``lsn``, and then end."""
         self._order(OrderName.UNTIL, lsn)
 
     def follow(self) -> None:
-        """Cancel the goal of :meth:`until`, if it is not reached yet. The receiver then runs until it is stopped."""
         self._order(OrderName.FOLLOW)
 
     def mark(self, lsn: Lsn) -> None:
-        """Make the receiver move the log's position to ``lsn`` (never inside a commit record) as soon as everything
-        below it has arrived. The receiver then sends the event COMPLETE, and continues."""
         self._order(OrderName.MARK, lsn)
 
     def report_apply(self, lsn: Lsn) -> None:
-        """Make the receiver report ``lsn`` to the source as ``apply_lsn``, because every mirror has reached it."""
         self._order(OrderName.REPORT_APPLY, lsn)
 
     def stop(self) -> None:

@@ -99,26 +99,21 @@ class Receiver:
         self._silence = Silence(patience, stream.endpoint, stream.at_work, lambda: self._send_status(ask=True))
         self._reported.durable(writer.position)
 
-    # Orders of the parent, called between two rounds of the loop --------------------------------------
+    # Orders of the parent (:class:`OrderName`), called between two rounds of the loop -----------------
 
     def until(self, lsn: Lsn) -> None:
-        """Receive up to ``lsn``, then end."""
         self._goal = self._positions.goal = Endpos(lsn, wal_writer_delay=self._clock.wal_writer_delay)
         if max(self._positions.boundary, self._positions.seen) >= lsn:
             self._arrived = True
 
     def follow(self) -> None:
-        """Cancel a goal that is not reached yet."""
         self._goal = self._positions.goal = None
 
     def mark(self, lsn: Lsn) -> None:
-        """Move the log's position to ``lsn`` once everything that commits below ``lsn`` has arrived. Then report
-        COMPLETE, and continue. ``lsn`` must be a boundary, such as a slot's consistent point, and never inside a commit
-        record. A mark above the goal is not reached."""
+        """``lsn`` must be a boundary, such as a slot's consistent point. A mark above the goal is not reached."""
         self._marks.append(lsn)
 
     def report_apply(self, lsn: Lsn) -> None:
-        """Report to the source that every mirror has reached ``lsn``."""
         self._reported.applied(lsn)
 
     def stop(self) -> None:
