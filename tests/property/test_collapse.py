@@ -218,4 +218,3 @@ def test_a_multiset_keeps_every_equal_row(start: list[str], steps: list[tuple[st
             out.remove(row["v"])
     assert sorted([*out, *net.added["v"].to_pylist()]) == sorted(rows)
     assert len(set(net.added["_pgcdc_row"].to_pylist())) == net.added.num_rows
-    assert net.deleted == sum(net.removed["_pgcdc_count"].to_pylist())

@@ -39,8 +39,6 @@ class NetRows:
 
     added: pa.Table
     removed: pa.Table
-    deleted: int
-    """The number of rows to delete: the sum of COUNT."""
 
 
 def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool = True) -> NetRows:
@@ -58,12 +56,8 @@ def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool =
     values = [column.name for column in columns]
     own = [name for name in (COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH) if name in events.column_names]
     removed = events.select([HASH, RAW, *([LEAF] if LEAF in own and by_leaf else []), *values]).take(pa.array(lost))
-    counts = -net[group[lost]]
-    return NetRows(
-        added=events.select([*own, *values]).take(pa.array(fill)),
-        removed=removed.append_column(COUNT, pa.array(counts, pa.int64())),
-        deleted=int(counts.sum()),
-    )
+    removed = removed.append_column(COUNT, pa.array(-net[group[lost]], pa.int64()))
+    return NetRows(events.select([*own, *values]).take(pa.array(fill)), removed)
 
 
 def _latest(group: Ints, candidates: Ints, wanted: Ints) -> Ints:
