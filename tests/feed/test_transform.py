@@ -23,7 +23,8 @@ from pgcdc_assets.feed.transform import grouped, transform
 from pgcdc_assets.log.reader import Segment
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.mirror.delta import apply
-from pgcdc_assets.mirror.delta.applytask import Collapsing, Effect
+from pgcdc_assets.mirror.delta.applytask import Collapsing
+from pgcdc_assets.mirror.delta.rowlookup import Effect
 from pgcdc_assets.protocol.shape import Shape
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database

@@ -17,9 +17,10 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.delta import datafile
 from pgcdc_assets.feed.schema import FeedPart
-from pgcdc_assets.mirror.delta.applytask import Effect, PendingChanges, collapse_units
+from pgcdc_assets.mirror.delta.applytask import PendingChanges, collapse_units
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.mirror.delta.rowlookup import Effect
 from pgcdc_assets.mirror.delta.tableplan import TablePlan, merged
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.store.local import path_of

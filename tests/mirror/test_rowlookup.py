@@ -21,7 +21,7 @@ from pgcdc_assets.feed.schema import FeedColumn
 from pgcdc_assets.mirror.delta import rowgroups, rowlookup
 from pgcdc_assets.mirror.delta.keyindex import KeyIndex
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, wanted
-from pgcdc_assets.mirror.delta.rowlookup import HOLDS, LACKS, TWICE, Merged, merge_keyed, merge_multiset
+from pgcdc_assets.mirror.delta.rowlookup import HOLDS, LACKS, TWICE, Effect, merge_keyed, merge_multiset
 from pgcdc_assets.mirror.net.multiset import net_rows
 from pgcdc_assets.mirror.net.neteffect import collapse
 from tests.feed.feed_rows import COLUMNS, SCHEMA, feed_rows
@@ -63,7 +63,7 @@ class Held:
     def target(self) -> MergeTarget:
         return MergeTarget(Location.of(self.folder), self.schema, tuple(self.schema.names), tuple(self.files))
 
-    def gone(self, merged: Merged) -> list[list[int]]:
+    def gone(self, merged: Effect) -> list[list[int]]:
         """The positions of the deleted rows, as one list per file."""
         return [sorted(merged.gone.get(file.path, BitMap64())) for file in self.files]
 
@@ -73,7 +73,7 @@ def row(key: Any, b: str = "b", c: str = "c", **more: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Done(Merged):
+class Done(Effect):
     """The result of a merge, and the rows that the merge wrote."""
 
     written: list[pa.Table] = field(default_factory=list)
@@ -83,8 +83,8 @@ class Done(Merged):
         return [row for table in self.written for row in table.to_pylist()]
 
     @classmethod
-    def of(cls, merged: Merged, written: list[pa.Table]) -> Done:
-        return cls(merged.gone, merged.inserted, merged.updated, merged.deleted, written)
+    def of(cls, merged: Effect, written: list[pa.Table]) -> Done:
+        return cls(None, merged.gone, merged.inserted, merged.updated, merged.deleted, written=written)
 
 
 def merge(held: Held, *events: tuple[Any, ...], leaves: Sequence[str] = (), masked: Sequence[int] = (3,)) -> Done:

@@ -36,10 +36,10 @@ from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.span import LogSpan
-from pgcdc_assets.mirror.delta.applytask import Collapsing, Effect, PendingChanges, collapse_units
+from pgcdc_assets.mirror.delta.applytask import Collapsing, PendingChanges, collapse_units
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction, compact_applied
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
-from pgcdc_assets.mirror.delta.rowlookup import LACKS
+from pgcdc_assets.mirror.delta.rowlookup import LACKS, Effect
 from pgcdc_assets.mirror.delta.tableplan import Counts, TablePlan, merged, total
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.spark.tasks import cores, run_tasks

@@ -6,19 +6,18 @@ Spark's workers, so it must not import Spark."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyroaring import BitMap64
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import LsnRange
-from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset
+from pgcdc_assets.delta.datafile import DataFile, dataset
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.schema import (
@@ -34,7 +33,7 @@ from pgcdc_assets.feed.schema import (
     feed_schema,
 )
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
-from pgcdc_assets.mirror.delta.rowlookup import Merged, Write, merge_keyed, merge_multiset
+from pgcdc_assets.mirror.delta.rowlookup import Effect, Write, merge_keyed, merge_multiset
 from pgcdc_assets.mirror.net.multiset import net_rows
 from pgcdc_assets.mirror.net.neteffect import ARRIVES, after_truncates, collapse, collapse_touched
 
@@ -67,21 +66,6 @@ class Collapsing:
     """For repairs: derive only keys that changed in this range, and keys to which their rows moved. None: all keys."""
 
 
-@dataclass(frozen=True)
-class Effect:
-    """How a unit changes the mirror; counts are rows."""
-
-    added: FileReport | None = None
-    """The file of the rows to add; None if there are no rows."""
-    gone: dict[str, BitMap64] = field(default_factory=dict)
-    """The positions of the rows to delete, by file of the mirror."""
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-    mismatch: MergeMismatch | None = None
-    """Set if the changes contradict each other or the mirror, or a file cannot be read. Then nothing is changed."""
-
-
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
     """Do several units, one after another. Contradicting changes or an unreadable file fail only their unit."""
     effects = [_effect(unit) for unit in units]
@@ -94,14 +78,13 @@ def _effect(unit: Collapsing) -> Effect:
         try:
             with contained() as failed:
                 merged = _merged(unit, lambda rows: _write(file, unit.target, rows))
-                report = file.finish()
-                return Effect(report, merged.gone, merged.inserted, merged.updated, merged.deleted)
+                return replace(merged, added=file.finish())
         except MergeMismatch as error:
             return Effect(mismatch=error)
         return Effect(mismatch=MergeMismatch(failed.told))
 
 
-def _merged(unit: Collapsing, write: Write) -> Merged:
+def _merged(unit: Collapsing, write: Write) -> Effect:
     left = after_truncates(_events(unit))
     columns = feed_columns(unit.table)
     if unit.table.multiset:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pgcdc_assets.core.arrays import Bools, Ints, first_of_groups, whole
+from pgcdc_assets.delta.datafile import FileReport
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import HASH, LEAF, OP, RAW, FeedColumn
 from pgcdc_assets.mirror.delta.keyindex import KeyIndex
@@ -39,20 +40,24 @@ Write = Callable[[pa.Table], None]
 
 
 @dataclass(frozen=True)
-class Merged:
-    """The result of a merge: the rows to delete, and counts of rows. The rows to add are written during the merge."""
+class Effect:
+    """How changes of a table change the mirror; counts are rows."""
 
-    gone: dict[str, BitMap64]
-    """The positions of the rows to delete, by file."""
-    inserted: int
-    updated: int
-    deleted: int
+    added: FileReport | None = None
+    """The file of the rows to add, which are written during the merge; None if there are no rows."""
+    gone: dict[str, BitMap64] = field(default_factory=dict)
+    """The positions of the rows to delete, by file of the mirror."""
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    mismatch: MergeMismatch | None = None
+    """Set if the changes contradict each other or the mirror, or a file cannot be read. Then nothing is changed."""
 
 
 def merge_keyed(
     target: MergeTarget, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], leaves: Sequence[str],
     write: Write,
-) -> Merged:  # fmt: skip
+) -> Effect:  # fmt: skip
     """Merge ``source`` (the result of :func:`pgcdc_assets.mirror.net.neteffect.collapse`) into the target. Columns
     whose attnum is in ``masked`` may lack values in the source. All rows of ``leaves`` are deleted. Raises
     MergeMismatch if source and target contradict each other."""
@@ -67,12 +72,12 @@ def merge_keyed(
     match.check()
     match.finish()
     changed = int((match.live & (match.hits > 0)).sum())
-    return Merged(gone.positions, int(match.live.sum()) - changed, changed, gone.count - changed)
+    return Effect(None, gone.positions, int(match.live.sum()) - changed, changed, gone.count - changed)
 
 
 def merge_multiset(
     target: MergeTarget, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str], write: Write
-) -> Merged:
+) -> Effect:
     """Delete as many copies of each removed row as its COUNT says. Raises MergeMismatch if there are fewer copies."""
     emptied = _Emptied(leaves)
     gone = _Gone()
@@ -83,7 +88,7 @@ def merge_multiset(
                 gone.add(rows, np.flatnonzero(emptied.of(rows)), copies.take(rows))
     copies.check()
     write(net.added)
-    return Merged(gone.positions, net.added.num_rows, 0, gone.count)
+    return Effect(None, gone.positions, net.added.num_rows, 0, gone.count)
 
 
 class _Gone:

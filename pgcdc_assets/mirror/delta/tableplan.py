@@ -23,9 +23,10 @@ from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
-from pgcdc_assets.mirror.delta.applytask import Collapsing, Effect, PendingChanges
+from pgcdc_assets.mirror.delta.applytask import Collapsing, PendingChanges
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
+from pgcdc_assets.mirror.delta.rowlookup import Effect
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.store import storage
 
