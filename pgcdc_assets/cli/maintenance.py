@@ -101,7 +101,6 @@ def forget(tables: tuple[TableName, ...], yes: bool) -> int:
                 f"no terminal to ask for confirmation: use --yes to delete the mirrors and feeds of {names}"
             )
         click.confirm(f"Delete the mirrors and feeds of {names}?", abort=True, err=True)
-    report = Engine(settings, "", Waiting(), no_spark, f"forget {names}").forget(tables)
-    for one in report.tables:
+    for one in Engine(settings, "", Waiting(), no_spark, f"forget {names}").forget(tables):
         say(f"{one.table}: {one.files} files deleted ({one.bytes:,} bytes)")
     return 0

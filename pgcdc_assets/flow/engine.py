@@ -33,7 +33,7 @@ from pgcdc_assets.flow.catalogwatch import refuse_emptied
 from pgcdc_assets.flow.copies import COPY_ROUNDS
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.lock import free_again, lake_in_turn, lake_lock
-from pgcdc_assets.flow.maintenance import Allowance, ForgetReport, Maintenance, MaintenanceReport, forget_tables
+from pgcdc_assets.flow.maintenance import Allowance, Forgotten, Maintenance, MaintenanceReport, forget_tables
 from pgcdc_assets.flow.messages import begin_messages
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.flow.ownlake import note_lake, refuse_other_lake, refuse_taken_slot
@@ -177,7 +177,7 @@ class Engine:
             work.operation.given_up = allowance.stop.is_set
             return report
 
-    def forget(self, tables: Sequence[TableName]) -> ForgetReport:
+    def forget(self, tables: Sequence[TableName]) -> list[Forgotten]:
         """Delete the mirrors of tables that are no longer followed. The source is not used."""
         with self._by_hand(OperationKind.FORGETTING) as work, registering(work):
             return forget_tables(work, tables)

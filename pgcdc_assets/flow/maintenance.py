@@ -107,17 +107,12 @@ class Forgotten:
     bytes: int
 
 
-@dataclass(frozen=True)
-class ForgetReport:
-    tables: Sequence[Forgotten]
-
-
-def forget_tables(work: Work, tables: Sequence[TableName]) -> ForgetReport:
+def forget_tables(work: Work, tables: Sequence[TableName]) -> list[Forgotten]:
     """Delete the mirrors and feeds of these tables. Readers of older points then lose these tables. Nothing is deleted
     if one of the tables is followed (UsageError), or has no mirror in the lake (UnknownTable)."""
     for name in tables:
         _refuse(work, name)
-    return ForgetReport([_forgotten(work, name) for name in dict.fromkeys(tables)])
+    return [_forgotten(work, name) for name in dict.fromkeys(tables)]
 
 
 def _refuse(work: Work, name: TableName) -> None:
