@@ -89,7 +89,7 @@ def test_commits_of_other_writers_are_harmless_or_reported(
     assert {problem.what for problem in status(rig.settings).problems if "does not match the source" in problem.what}
 
     _read_at_points(rig, before.replay_lsn)
-    done = verified(rig.settings, _source(rig), None, ConsoleProgress(), lambda lsn, _=None, /: _sync_to(rig, lsn))
+    done = verified(rig.settings, _source(rig), None, ConsoleProgress(), lambda lsn, _: _sync_to(rig, lsn))
     compared = {one.table.name: one for one in done.tables}
     assert {name for name, one in compared.items() if not one.equal} == {*CHANGED, REFUSED}
     assert compared["updated"].examples[0].key == {"id": "3"}
