@@ -13,8 +13,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from bench import bucket, copies, costs, day, inprogress, latency, scale, sensor, streams
-from bench.plot import draw, draw_curves
-from bench.record import Record
+from bench.plot import draw, draw_curves, draw_lag
+from bench.record import LATENCY, Record
 from bench.source import WORKLOADS
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.settings import Settings
@@ -52,7 +52,7 @@ def main() -> None:
             if bucket.WORKLOAD in chosen:
                 with bucket.bucket() as url:
                     bucket.Buckets(source, spark, folder, record, url).turns(args.repeat, args.seconds)
-            if "L" in chosen:
+            if LATENCY in chosen:
                 measured = latency.Latency(source, spark, folder, record)
                 measured.at_rest(args.seconds)
                 measured.small_transactions(args.seconds)
@@ -82,6 +82,7 @@ def main() -> None:
     (args.out / "table.md").write_text(table + "\n")
     draw(record, args.out / "rates.svg")
     draw_curves(record, args.out / "retained.svg")
+    draw_lag(record, args.out / "lag.svg")
     print(f"\n{table}\n\n{args.out}")
 
 

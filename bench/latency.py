@@ -18,7 +18,7 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from bench.project import engine, project
-from bench.record import Record, Run
+from bench.record import LATENCY, Record, Run
 from bench.source import database, run
 from bench.usage import Usage, usage
 from pgcdc_assets.core.lsn import Lsn
@@ -120,14 +120,15 @@ def told(what: str, settings: Settings, marks: list[Mark], seconds: float, used:
     """Summarizes how long each mark took until it was durable in the log, and until a published point contained it."""
     points = publications(settings)
     batches = log_commits(settings)
-    visible = sorted(first(points, mark) - mark.at for mark in marks)
+    curve = [(mark.at - marks[0].at, first(points, mark) - mark.at) for mark in marks]
+    visible = sorted(lag for _, lag in curve)
     durable = sorted(first(batches, mark) - mark.at for mark in marks)
     more = {
         "median s": statistics.median(visible), "p99 s": visible[int(len(visible) * 0.99)],
         "most s": visible[-1], "turns a second": _rate(points), "durable: median s": statistics.median(durable),
         "durable: p99 s": durable[int(len(durable) * 0.99)],
     }  # fmt: skip
-    return Run("L", what, seconds, len(marks), 0, used.cpu, used.peak, more)
+    return Run(LATENCY, what, seconds, len(marks), 0, used.cpu, used.peak, more, curve)
 
 
 def _rate(points: list[tuple[Lsn, float]]) -> float:

@@ -1,5 +1,5 @@
-"""Draws the rates of each workload next to its floor, with a dot for every measurement, and the values recorded over
-time."""
+"""Draws the rates of each workload next to its floor, with a dot for every measurement, and two values over time: the
+WAL that a slot keeps, and the lag."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from bench.record import Record, Run
+from bench.record import LATENCY, Record, Run
 
 
 def draw(record: Record, path: Path) -> None:
@@ -34,12 +34,30 @@ def draw(record: Record, path: Path) -> None:
     figure.savefig(path)
 
 
+def draw_lag(record: Record, path: Path) -> None:
+    """Draw the time from each marked row's commit until the row was readable. Draws nothing if latency was not
+    measured."""
+    runs = [run for run in record.runs if run.workload == LATENCY and run.curve]
+    if not runs:
+        return
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for run in runs:
+        axes.plot(*zip(*run.curve, strict=True), ".-", linewidth=0.5, markersize=4, label=run.what.split(", ", 1)[-1])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("seconds from commit to readable")
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
 def draw_curves(record: Record, path: Path) -> None:
-    """Draw the curves, with a colour for each kind of measurement and a line for every measurement. Draws nothing if
-    there is no curve."""
+    """Draw the WAL that the slot keeps, with a colour for each kind of measurement and a line for every measurement.
+    Draws nothing if it was not measured."""
     curves: dict[str, list[Run]] = {}
     for run in record.runs:
-        if run.curve:
+        if run.curve and run.workload != LATENCY:
             curves.setdefault(run.what, []).append(run)
     if not curves:
         return

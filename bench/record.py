@@ -13,6 +13,9 @@ from typing import Any
 
 import psutil
 
+LATENCY = "L"
+"""The workload whose curves are lags in seconds."""
+
 
 @dataclass(frozen=True)
 class Run:
