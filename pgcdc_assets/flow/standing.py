@@ -14,6 +14,7 @@ from pgcdc_assets.failures import contained
 from pgcdc_assets.mirror.target import Generation, Target
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
+from pgcdc_assets.structure import listing
 from pgcdc_assets.structure.record import TableRecord
 
 
@@ -138,22 +139,17 @@ class ListedTables:
     def shown_from(self) -> Lsn:
         """From this LSN on, the source has the mirrors' present structures. ZERO if the newest point is not below this
         LSN."""
-        newest = self._points.newest()
-        lineages = (record.table.lineage for record in self._records.values() if record.followed)
-        since = max((Lsn(lineage.since) for lineage in lineages if lineage is not None), default=ZERO)
+        newest, since = self._points.newest(), listing.structures_from(self._records.values())
         return ZERO if newest is not None and newest.replay_lsn >= since else since
 
     def late(self) -> list[TableRecord]:
-        """The followed tables below the newest point, if at least one other table is not below this point. Such tables
-        were copied while changes of other tables were applied."""
-        newest, followed = self._points.newest(), [record for record in self._records.values() if record.followed]
-        below = [record for record in followed if newest is not None and record.replay_lsn < newest.replay_lsn]
-        return below if len(below) < len(followed) else []
+        """The tables that are late compared with the newest point: see :func:`listing.late`."""
+        newest = self._points.newest()
+        return [] if newest is None else listing.late(self._records.values(), newest.replay_lsn)
 
     def versions_at(self, lsn: Lsn) -> dict[TableName, int]:
         """The versions of the mirrors that a point at ``lsn`` would list."""
-        return {record.table.name: record.version for record in self._records.values()
-                if record.followed and record.replay_lsn == lsn and record.shown_at(lsn)}  # fmt: skip
+        return listing.versions_at(self._records.values(), lsn)
 
     def kept_at(self, lsn: Lsn) -> Point | None:
         """The newest point's entries that a new point at ``lsn`` must repeat: the entries of tables whose structure or
@@ -162,11 +158,8 @@ class ListedTables:
         newest = self._points.newest()
         if newest is None or newest.replay_lsn != lsn:
             return None
-        changed = {
-            record.table.name for record in self._records.values()
-            if record.former is not None or (record.followed and not record.shown_at(lsn))
-        }  # fmt: skip
-        names = (newest.tables.keys() - self._records.keys()) | (newest.tables.keys() & changed)
+        names = newest.tables.keys() - self._records.keys()
+        names |= listing.left_out(self._records.values(), newest.tables, lsn)
         return replace(
             newest,
             tables={name: newest.tables[name] for name in names},

@@ -2,7 +2,7 @@
 
     table recorded for a mirror, table in the catalog ─> differences ─> verdict ─> Reshape ─> successor
     Relation message of the log ─> rowshapes, alignment ─> how its rows are read, or why they cannot be read
-    record ─> the tables that a consistent point may list
+    record ─> listing ─> the tables that a consistent point may list
 
 differences    compares the table recorded for a mirror with the table in the catalog
 verdict        decides what happens to the mirror: one function, whose header lists all cases
@@ -10,5 +10,6 @@ successor      computes the structure that a mirror can get without a copy, or s
                changes of type keep the text of every value
 rowshapes      decides how the rows that belong to a Relation message are read
 alignment      finds the columns of a Relation message by their order
-record         all facts that the flow has about one table, and at which LSN a point may list it
+record         all facts that the flow has about one table
+listing        decides which tables a consistent point may list
 """

@@ -78,14 +78,6 @@ class TableRecord:
     def followed(self) -> bool:
         return self.state.readable
 
-    def shown_at(self, lsn: Lsn) -> bool:
-        """Whether the source, at ``lsn``, certainly had the table under its name and with the structure of its mirror.
-        A consistent point may list a table only if this is so at its LSN."""
-        if self.reshaping or self.since_columns is not None or self.listed_from is None:
-            return False
-        lineage = self.table.lineage
-        return self.listed_from <= lsn and (lineage is None or lineage.since <= lsn)
-
     @property
     def known_columns(self) -> Marks:
         """attnum and xmin of all columns at the last catalog check, or else as stored with the state."""

@@ -32,6 +32,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.spark.session import SparkOnDemand
+from pgcdc_assets.structure.listing import shown
 from tests.fix_postgres import Database
 from tests.flow.mirrors import copied_mirror, delta_target, no_spark
 
@@ -128,7 +129,7 @@ def test_column_change_that_the_mirror_follows_removes_the_table_only_from_later
     assert newest.tables[T] == version
     entry = run.work.progress[T]
     assert (entry.state.readable, entry.reshaping) == (True, True)
-    assert not entry.shown_at(Lsn(6))
+    assert not shown(entry, Lsn(6))
 
 
 def test_copy_is_listed_only_after_a_catalog_check_that_confirms_its_table(run: Run) -> None:
@@ -151,7 +152,7 @@ def test_table_renamed_back_is_not_listed_at_lsns_where_it_had_another_name(run:
     assert run.listed() == {QUIET, T}, "as the point of the same LSN had it before"
     run.user.execute("ALTER TABLE other RENAME TO quiet")
     assert run.listed() == {QUIET, T}, "a point stays what it is"
-    assert not run.work.progress[QUIET].shown_at(run.work.log.position()), "the log ends where it was `other`"
+    assert not shown(run.work.progress[QUIET], run.work.log.position()), "the log ends where it was `other`"
     assert run.work.progress[QUIET].state.readable, "its rows are followed all the same"
 
 
@@ -168,8 +169,8 @@ def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_tim
     assert len(points.all()) == seen, "quiet may have been a partition, and of any partitioned table"
     for name in (QUIET, T):
         assert run.work.progress[name].state.readable, "their rows are followed all the same"
-        assert run.work.progress[name].shown_at(catalog.seen_at)
-        assert not run.work.progress[name].shown_at(Lsn(catalog.seen_at - 1))
+        assert shown(run.work.progress[name], catalog.seen_at)
+        assert not shown(run.work.progress[name], Lsn(catalog.seen_at - 1))
     assert catalog.seen_at > run.work.log.position()
 
 
@@ -181,8 +182,8 @@ def test_table_that_was_a_partition_before_the_first_check_is_not_listed_before_
     run.user.execute("ALTER TABLE r DETACH PARTITION quiet")
     run.sync._turns.publish(run.work.log.position())
     for name in (QUIET, T):
-        assert not run.work.progress[name].shown_at(run.work.log.position())
-        assert run.work.progress[name].shown_at(run.sync._catalog.seen_at)
+        assert not shown(run.work.progress[name], run.work.log.position())
+        assert shown(run.work.progress[name], run.sync._catalog.seen_at)
 
 
 def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(run: Run) -> None:
@@ -195,8 +196,8 @@ def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(r
     run.sync._turns.publish(at)
     run.land(at_the_snapshot)
     run.sync._turns.publish(at)
-    assert not run.work.progress[QUIET].shown_at(at)
-    assert run.work.progress[QUIET].shown_at(run.sync._catalog.seen_at)
+    assert not shown(run.work.progress[QUIET], at)
+    assert shown(run.work.progress[QUIET], run.sync._catalog.seen_at)
 
 
 def test_table_is_not_thinned_during_its_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ override("point_stands_above_the_log", "pgcdc_assets.flow.progress:TablesProgres
     lambda original: without(original, "raise LakeError"),
     rule="no point stands above the log",
     test="tests/flow/test_progress.py::test_no_point_is_above_the_log")  # fmt: skip
-override("copying_tables_are_listed", "pgcdc_assets.flow.standing:ListedTables.versions_at",
+override("copying_tables_are_listed", "pgcdc_assets.structure.listing:versions_at",
     lambda original: with_instead(original, "record.replay_lsn == lsn", "record.replay_lsn <= lsn"),
     rule="a consistent point lists only tables that stand at its LSN",
     test="tests/flow/test_progress.py::test_point_lists_only_tables_that_have_reached_it")  # fmt: skip
-override("structure_is_listed_before_its_look", "pgcdc_assets.structure.record:TableRecord.shown_at",
-    lambda _: lambda self, lsn: True,
+override("structure_is_listed_before_its_look", "pgcdc_assets.structure.listing:shown",
+    lambda _: lambda record, lsn: True,
     rule="a table is listed in no point below the catalog check that showed its structure",
     test="tests/flow/test_progress.py::test_table_is_not_listed_below_the_catalog_check_of_its_structure")  # fmt: skip
 override("point_without_a_look", "pgcdc_assets.flow.catalogwatch:CatalogWatch.is_current",
