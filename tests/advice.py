@@ -196,7 +196,7 @@ PLACE: Final = (
     "reinstall the project",
     "install util-linux, or run as a user other than root",
     "keep the lake on a case-sensitive file system, or exclude one of the two",
-    "make it writable, or run as its owner; for a new project, set `lake` to another folder",
+    "make it writable, or run as its owner; for a new project, change the setting `lake`",
     "set it where Dagster loads the code",
     "create it, or use another",
     "create it, or unset the variable to use .dagster",

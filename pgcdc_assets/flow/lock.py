@@ -138,7 +138,7 @@ def refuse_unwritable(layout: Layout) -> None:
 
 def unwritable(layout: Layout, error: OSError) -> MachineError:
     """The error for a lake whose folders cannot be created or written."""
-    do = "make it writable, or run as its owner; for a new project, set `lake` to another folder"
+    do = "make it writable, or run as its owner; for a new project, change the setting `lake`"
     return MachineError(f"cannot be written: {error.strerror}", thing=f"lake {layout.root}", do=do)
 
 

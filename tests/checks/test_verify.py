@@ -565,7 +565,7 @@ def test_a_table_truncated_after_every_snapshot_is_not_compared(lake: Lake) -> N
     altered, other = report.tables
     assert (altered.verdict, other.verdict, report.ok, report.exit_code) == ("not_compared", "equal", False, 3)
     assert altered.reason == (
-        f"was truncated, rewritten, altered or dropped since the snapshot, under {SNAPSHOTS} snapshots; "
+        f"was truncated, rewritten, altered or dropped since the snapshot, in {SNAPSHOTS} attempts; "
         "run `pgcdc verify` again"
     )
     assert in_a_sentence(report) == "no table differs; tables could not be compared: public.t"

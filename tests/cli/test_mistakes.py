@@ -201,7 +201,7 @@ MISTAKES = (
     Mistake("negative number", lambda r: r.file("batch_seconds: -1\n"), "status", 2,
             ("setting `batch_seconds`: must be greater than 0",)),
     Mistake("no YAML", lambda r: r.file(f"lake: x\nsource: host: x {SECRET}\n"), "status", 2,
-            ("pgcdc.yaml: is not YAML at line 2, column 13", "one `name: value` a line")),
+            ("pgcdc.yaml: is not YAML at line 2, column 13", "one `name: value` per line")),
     Mistake("a tab", lambda r: r.file("spark:\n\tmaster: local\n"), "status", 2,
             ("pgcdc.yaml: is not YAML at line 2, column 1",)),
     Mistake("tables in one text", lambda r: r.file("tables: public.*\n"), "setup", 2,

@@ -97,7 +97,7 @@ def test_without_a_source_and_without_setup_the_message_shows_both_choices(shell
     for arguments in COMMANDS:
         said = shell.pgcdc(*arguments, expect=2)
         assert "PGCDC_SOURCE='host=" in said
-        assert "PGCDC_SOURCE=embedded" in said
+        assert "or to `embedded`" in said
         assert shell.files() == {}, arguments
 
 

@@ -87,7 +87,7 @@ def test_a_clone_with_the_old_name_is_refused(renamed: Shell) -> None:
             assert run(["setup"]) == 0
             renamed.set(SOURCE=renamed.database.conninfo)
             said = renamed.pgcdc("status", expect=2)
-            assert f"/{name}_new (database {name}_new (OID {oids[f'{name}_new']})" in said
+            assert f"/{name}_new (database {name} (OID {oids[f'{name}_new']})" in said
         finally:
             conn.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", [name])
             conn.execute(sql.SQL("DROP DATABASE {}").format(old))
