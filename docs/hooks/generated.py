@@ -182,8 +182,7 @@ def _error(kind: type[PgcdcError]) -> Iterator[str]:
         _plain(inspect.cleandoc(kind.__doc__ or "")),
         "",
     )
-    again = "Another attempt may succeed." if kind.retryable else "Another attempt fails until the cause is fixed."
-    yield f"Exit code {kind.exit_code}. {again}"
+    yield f"Exit code {kind.exit_code}.{' Retryable.' if kind.retryable else ''}"
 
 
 def codes_part() -> str:
