@@ -4,57 +4,14 @@ from __future__ import annotations
 
 import ast
 import io
-import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from tests.plainwords import IN_MESSAGES, INSTEAD, found
+
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "pgcdc_assets").rglob("*.py"))
-INSTEAD = {
-    "anew": "again, new",
-    "astray": "the rule itself",
-    "by now": "now",
-    "from then on": "after that",
-    "from there on": "above that LSN",
-    "heeds?": "follows, reads",
-    "is told": "learns",
-    "let go of": "deleted, released",
-    "lets go": "deletes, releases",
-    "meanwhile": "during ...",
-    "none that": "no ... that",
-    "nobody's": "the noun",
-    "of another hand": "owned by another writer",
-    "of before": "earlier",
-    "of then": "at that time",
-    "so far": "until ...",
-    "stands? at": "is at",
-    "stands? where": "is at",
-    "told of": "reported",
-    "until now": "before",
-    "whatever": "a rewrite",
-    "wherever": "a rewrite",
-    "whoever": "a rewrite",
-}
-"""Words that make a sentence hard to read, and their replacement."""
-IN_MESSAGES = INSTEAD | {
-    "any more": "no longer",
-    "at work": "running",
-    "beside": "together with, next to",
-    "for (it|they) (is|are|waits?)": "because it ...",
-    "goe?s? on": "continues",
-    "going on": "continuing",
-    "gone for good": "lost",
-    "in pieces": "small files",
-    "looks? at": "checks",
-    "nobody|somebody": "the noun, or a passive",
-    "none of (its|a)": "not of the",
-    "of (its|their|your) own": "separate",
-    "tells?": "shows, says",
-    "the while": "during ...",
-    "where (it|that|this) is": "if it is",
-}
-"""The same for the texts that the program prints."""
 
 
 def messages(source: str) -> Iterator[str]:
@@ -78,24 +35,17 @@ def texts(source: str) -> Iterator[str]:
 
 
 def test_docstrings_and_comments_use_plain_words() -> None:
-    assert not _found(INSTEAD, texts), "see INSTEAD"
+    assert not _found(INSTEAD, texts), "see INSTEAD in tests/plainwords.py"
 
 
 def test_messages_use_plain_words() -> None:
-    assert not _found(IN_MESSAGES, messages), "see IN_MESSAGES"
+    assert not _found(IN_MESSAGES, messages), "see IN_MESSAGES in tests/plainwords.py"
 
 
 def _found(words: Iterable[str], texts_of: Callable[[str], Iterator[str]]) -> dict[str, list[str]]:
     """The words that occur, by file."""
-    pattern = re.compile(rf"\b({'|'.join(words)})\b", re.IGNORECASE)
     return {
-        str(path.relative_to(ROOT)): found
+        str(path.relative_to(ROOT)): odd
         for path in FILES
-        if (
-            found := [match[0] for text in texts_of(path.read_text()) for match in pattern.finditer(_in_one_line(text))]
-        )
+        if (odd := [word for text in texts_of(path.read_text()) for word in found(words, text)])
     }
-
-
-def _in_one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -16,14 +16,13 @@ from docs.hooks.generated import EXAMPLES
 from pgcdc_assets.cli.main import pgcdc
 from pgcdc_assets.settings import Settings
 from tests.docs.site import ROOT, SOURCES, blocks, prose, sentences, words
-from tests.test_english import INSTEAD
+from tests.plainwords import INSTEAD, found
 
 MOST_WORDS = 1500
 """Words of one page. Code blocks and generated parts are not counted."""
 MOST_WORDS_IN_ALL = 30_000
 LONGEST_SENTENCE = 35
 """Words. Code counts as one word."""
-_NOT_PLAIN = re.compile(rf"\b({'|'.join(INSTEAD)})\b", re.IGNORECASE)
 PAGES = [*SOURCES, ROOT / "README.md"]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
@@ -33,7 +32,7 @@ def test_page_is_short_and_plain(page: Path) -> None:
     text = page.read_text()
     assert words(prose(text)) <= MOST_WORDS
     assert [one for one in sentences(text) if words(one) > LONGEST_SENTENCE] == []
-    assert _NOT_PLAIN.findall(re.sub(r"`[^`]*`", "", prose(text))) == [], "see INSTEAD in tests/test_english.py"
+    assert found(INSTEAD, re.sub(r"`[^`]*`", "", prose(text))) == [], "see INSTEAD in tests/plainwords.py"
 
 
 @pytest.mark.parametrize("page", SOURCES, ids=NAMES[:-1])
@@ -85,14 +84,14 @@ def _commands(page: Path) -> Iterator[list[str]]:
     for line in [*(line for block in shell for line in block.splitlines()), *inline]:
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
         lexer.whitespace_split = True
-        found: list[str] = []
+        command: list[str] = []
         for word in [*lexer, "|"]:
             if set(word) <= set("|&;<>()"):
-                if found[:1] == ["pgcdc"]:
-                    yield found
-                found = []
-            elif found or not re.match(r"\w+=", word):
-                found.append(word)
+                if command[:1] == ["pgcdc"]:
+                    yield command
+                command = []
+            elif command or not re.match(r"\w+=", word):
+                command.append(word)
 
 
 def _check(command_line: Sequence[str]) -> None:
