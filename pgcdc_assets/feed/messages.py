@@ -11,11 +11,9 @@ complete.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,16 +23,13 @@ from deltalake import Schema
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.formats import reading
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
-from pgcdc_assets.delta.commit import replace_files, settle
-from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset, neighbours
+from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset
 from pgcdc_assets.delta.definition import create_table
-from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion
-from pgcdc_assets.delta.sweep import sweep
-from pgcdc_assets.errors import CommitLost, LakeError
-from pgcdc_assets.feed.table import FEED_PROPERTIES, FEWEST_MERGED, MERGED_BYTES
+from pgcdc_assets.delta.log import Added, DeltaLog
+from pgcdc_assets.errors import LakeError
+from pgcdc_assets.feed.table import FEED_PROPERTIES, DeltaFeed, bounds_of
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import read_slices
 from pgcdc_assets.log.span import LogSpan
@@ -73,17 +68,18 @@ class MessagesTaken:
     bytes: int = 0
 
 
-class MessageFeed:
+class MessageFeed(DeltaFeed):
     """The message feed of one lake. Its Delta table does not exist before :meth:`begin`."""
+
+    order = ORDER_LSN
 
     def __init__(self, layout: Layout, identity: Identity, encoding: Encoding = UTF8) -> None:
         """``encoding``: the encoding of the source's texts. It is needed only to decode messages of the log."""
-        self.path = layout.messages
+        path = layout.messages
+        super().__init__(
+            path, layout.root, DeltaLog(path), identity.app_id("messages_since"), identity.app_id("messages")
+        )
         self._encoding = encoding
-        self._root = layout.root
-        self._start_id, self._end_id = identity.app_id("messages_since"), identity.app_id("messages")
-        self._log = DeltaLog(self.path)
-        self._delta = self._log.newest()
         self._empty_to = ZERO
         """The log contains no message between the end of ``covered`` and this LSN."""
 
@@ -94,14 +90,6 @@ class MessageFeed:
     @property
     def version(self) -> int:
         return -1 if self._delta is None else self._delta.number
-
-    @property
-    def covered(self) -> LsnRange:
-        """The range for which the feed contains all messages of the log, as its Delta table records it."""
-        if self._delta is None:
-            return LsnRange(ZERO, ZERO)
-        start, end = (self._delta.positions.get(app_id, 0) for app_id in (self._start_id, self._end_id))
-        return LsnRange(Lsn(start), Lsn(end))
 
     @property
     def complete_to(self) -> Lsn:
@@ -154,77 +142,20 @@ class MessageFeed:
             self.settle()
         return taken
 
-    def settle(self) -> None:
-        """Makes all Delta commits durable, so that a power cut cannot remove messages of a consistent point."""
-        settle([self.path])
-
-    def sweep(self, grace: timedelta) -> int:
-        """Deletes files that no recent version needs, and returns how many. A version is recent if it was the newest
-        version at some time within ``grace``."""
-        return sweep(self.path, grace)
-
-    def forget(self, upto: Lsn) -> int:
-        """Removes the files whose messages are all below ``upto`` from the feed. Returns the number of files."""
-        old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
-        if old:
-            covered = self.covered
-            self._write(old, [], LsnRange(max(covered.start, upto), max(covered.end, upto)))
-            self.settle()
-        return len(old)
-
     def compact(self) -> int:
         """Merges small files with consecutive messages. Returns how many files fewer the feed then has."""
-        if self._delta is None:
-            return 0
-        bounds = sorted(self._bounds(LsnRange(ZERO, self.covered.end)), key=lambda one: one[1])
-        groups = neighbours(
-            (file for file, _, _ in bounds), lambda file: file.size, largest=MERGED_BYTES // 4, full=MERGED_BYTES,
-            fewest=FEWEST_MERGED,
-        )  # fmt: skip
-        gone: list[Added] = []
-        merged: list[FileReport] = []
-        for group in groups:
-            rows = dataset([self.path / file.path for file in group], SCHEMA).to_table()
-            merged += _written(self.path, [rows])
-            gone += group
-        if gone:
-            self._write(gone, merged, self.covered, changes=False)
-            self.settle()
-        return len(gone) - len(merged)
 
-    def _replaced(self, span: LsnRange) -> tuple[LsnRange, list[Added]]:
-        while True:
-            found = self._bounds(span)
-            low = min([span.start, *(Lsn(low) for _, low, _ in found)])
-            high = max([span.end, *(Lsn(high + 1) for _, _, high in found)])
-            if (low, high) == (span.start, span.end):
-                return span, [file for file, _, _ in found]
-            span = LsnRange(low, high)
+        def merged(group: list[Added]) -> list[FileReport]:
+            return _written(self.path, [dataset([self.path / file.path for file in group], SCHEMA).to_table()])
 
-    def _bounds(self, span: LsnRange) -> list[tuple[Added, int, int]]:
-        files = self._delta.files if self._delta is not None else ()
-        found = [(file, *_bounds_of(file)) for file in files]
-        return [(file, low, high) for file, low, high in found if low < span.end and high >= span.start]
+        return self._compacted(self.covered.end, merged)
 
     def _write(
         self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
     ) -> None:
-        positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
         passed(FaultPoint.FEED_COMMITTING)
-        delta = self._delta
-        assert delta is not None
-        try:
-            replace_files(delta, gone, files, positions, changes=changes)
-        except CommitLost:
-            now = self._log.newest()
-            if now is None or any(file not in now.files for file in gone) or self._moved(delta, now):
-                raise
-            replace_files(now, gone, files, positions, changes=changes)
+        super()._write(gone, files, covered, changes=changes)
         passed(FaultPoint.FEED_COMMITTED)
-        self._delta = self._log.newest()
-
-    def _moved(self, before: DeltaVersion, now: DeltaVersion) -> bool:
-        return any(before.positions.get(app) != now.positions.get(app) for app in (self._start_id, self._end_id))
 
 
 def derived(
@@ -315,7 +246,9 @@ def read_messages(layout: Layout, span: LsnRange, stood: Lsn, commits: Sequence[
     if stands < stood:
         raise LakeError(f"is at {stands}, but a consistent point recorded it at {stood}",
                         thing=f"feed {layout.messages}")  # fmt: skip
-    files = [file for file in delta.files if _bounds_of(file)[0] < span.end and _bounds_of(file)[1] >= span.start]
+    files = [
+        file for file in delta.files if (bounds := bounds_of(file, ORDER_LSN))[0] < span.end and bounds[1] >= span.start
+    ]
     at = pc.field(ORDER_LSN)
     wanted = (at >= int(span.start)) & (at < int(span.end))
     if commits is not None:
@@ -325,9 +258,3 @@ def read_messages(layout: Layout, span: LsnRange, stood: Lsn, commits: Sequence[
     except (OSError, pa.ArrowException) as error:
         raise LakeError(f"cannot be read: {type(error).__name__}", thing=f"feed {layout.messages}") from None
     return rows.sort_by([(ORDER_LSN, "ascending"), ("ordinal", "ascending")])
-
-
-def _bounds_of(file: Added) -> tuple[int, int]:
-    with reading(f"statistics of {file.path}"):
-        stats = json.loads(file.action["stats"])
-        return int(stats["minValues"][ORDER_LSN]), int(stats["maxValues"][ORDER_LSN])

@@ -1,8 +1,8 @@
-"""A table's change feed as a Delta table.
+"""A table's change feed as a Delta table, and what it has in common with the feed of messages.
 
-Each file contains changes of one transform, so whole files are replaced if a span is derived again. The Delta commit
-that adds files also records, in two app transactions, the range that the feed covers without a gap: its end
-(``changes_lsn``) and its start. Feeds have no deletion vectors, so a removed file removes all of its rows.
+Each file contains changes of one transform, so whole files are replaced if a span is derived again. The end of the
+covered range of a table's feed is ``changes_lsn``. Feeds have no deletion vectors, so a removed file removes all of its
+rows.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
+from typing import ClassVar, Final
 
 from deltalake import Schema
 
@@ -26,7 +26,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport, neighbours
 from pgcdc_assets.delta.definition import commit_columns, create_table
-from pgcdc_assets.delta.log import Added, DeltaVersion, OpenLogs
+from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion, OpenLogs
 from pgcdc_assets.delta.sweep import remove_table, sweep
 from pgcdc_assets.errors import CommitLost
 from pgcdc_assets.failures import contained
@@ -52,41 +52,132 @@ STRUCTURE: Final = "pgcdc.structure"
 structure cannot be used: they lack new columns, and a name in them may now belong to a different column."""
 
 
-class FeedTable:
-    """The feed of one table. Its Delta table does not exist before the first commit."""
+class DeltaFeed:
+    """A feed as a Delta table. Each Delta commit also records, in two app transactions, the range that the feed covers
+    without a gap: its start and its end. The Delta table does not exist before the first commit."""
 
-    def __init__(self, layout: Layout, identity: Identity, table: Table, logs: OpenLogs) -> None:
-        self.path = layout.changes(table.name)
-        self._root = layout.root
-        self._table = table
-        self._end_id = identity.app_id("changes", table.name.folder)
-        self._start_id = identity.app_id("changes_since", table.name.folder)
-        self._log = logs.of(self.path)
-        self._delta = self._log.newest()
+    order: ClassVar[str]
+    """The column with the LSN that decides whether a row is below a boundary."""
+
+    def __init__(self, path: Location, root: Location, log: DeltaLog, start_id: str, end_id: str) -> None:
+        self.path = path
+        self._root = root
+        self._log = log
+        self._start_id, self._end_id = start_id, end_id
+        self._delta = log.newest()
 
     @property
     def covered(self) -> LsnRange:
-        """The range for which the feed contains all of the table's changes. Its end is ``changes_lsn``."""
+        """The range for which the feed contains all rows of the log."""
         if self._delta is None or not self._fits(self._delta):
             return LsnRange(ZERO, ZERO)
         start, end = (self._delta.positions.get(app_id, 0) for app_id in (self._start_id, self._end_id))
         return LsnRange(Lsn(start), Lsn(end))
+
+    def settle(self) -> None:
+        """Makes all Delta commits durable, so that a power cut cannot remove rows that a mirror or a consistent point
+        has."""
+        settle([self.path])
+
+    def sweep(self, grace: timedelta) -> int:
+        """Deletes files that only old versions need, and returns how many. A version is old if a newer version replaced
+        it more than ``grace`` ago."""
+        return sweep(self.path, grace)
+
+    def forget(self, upto: Lsn) -> int:
+        """Removes the files whose rows are all below ``upto``, the feed's new start. Returns how many."""
+        old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
+        if old:
+            covered = self.covered
+            self._write(old, [], LsnRange(max(covered.start, upto), max(covered.end, upto)))
+            self.settle()
+        return len(old)
+
+    def _fits(self, delta: DeltaVersion) -> bool:
+        """Whether the rows of this version can be used."""
+        return True
+
+    def _replaced(self, span: LsnRange) -> tuple[LsnRange, list[Added]]:
+        """Returns the files that must be replaced if the span is derived again, and the span that must then be derived:
+        it includes all rows of these files."""
+        while True:
+            found = self._bounds(span)
+            low = min([span.start, *(Lsn(low) for _, low, _ in found)])
+            high = max([span.end, *(Lsn(high + 1) for _, _, high in found)])
+            if (low, high) == (span.start, span.end):
+                return span, [file for file, _, _ in found]
+            span = LsnRange(low, high)
+
+    def _compacted(self, upto: Lsn, merged: Callable[[list[Added]], list[FileReport]]) -> int:
+        """Merges small files with consecutive rows below ``upto``. ``merged`` writes the rows of a group of files to a
+        new file. Returns how many files fewer the feed then has."""
+        bounds = sorted(self._bounds(LsnRange(ZERO, upto)), key=lambda bounds: bounds[1])
+        passed = (file for file, _, high in bounds if high < upto)
+        groups = neighbours(
+            passed, lambda file: file.size, largest=MERGED_BYTES // 4, full=MERGED_BYTES, fewest=FEWEST_MERGED
+        )
+        gone: list[Added] = []
+        made: list[FileReport] = []
+        for group in groups:
+            made += merged(group)
+            gone += group
+        if gone:
+            self._write(gone, made, self.covered, changes=False)
+            self.settle()
+        return len(gone) - len(made)
+
+    def _bounds(self, span: LsnRange) -> list[tuple[Added, int, int]]:
+        """Returns the files that may have rows of the span, each with the lowest and highest LSN of its rows."""
+        if self._delta is None or not self._fits(self._delta):
+            return []
+        found = [(file, *bounds_of(file, self.order)) for file in self._delta.files]
+        return [(file, low, high) for file, low, high in found if low < span.end and high >= span.start]
+
+    def _write(
+        self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
+    ) -> None:
+        """Makes one Delta commit. If another commit came first, tries again, unless that commit removed some of the
+        files or moved the feed's range."""
+        positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
+        delta = self._delta
+        assert delta is not None
+        try:
+            replace_files(delta, gone, files, positions, changes=changes)
+        except CommitLost:
+            now = self._log.newest()
+            if now is None or any(file not in now.files for file in gone):
+                raise
+            if any(delta.positions.get(app_id) != now.positions.get(app_id) for app_id in positions):
+                raise
+            replace_files(now, gone, files, positions, changes=changes)
+        self._delta = self._log.newest()
+
+
+class FeedTable(DeltaFeed):
+    """The feed of one table."""
+
+    order = COMMIT_LSN
+
+    def __init__(self, layout: Layout, identity: Identity, table: Table, logs: OpenLogs) -> None:
+        path, folder = layout.changes(table.name), table.name.folder
+        super().__init__(
+            path,
+            layout.root,
+            logs.of(path),
+            identity.app_id("changes_since", folder),
+            identity.app_id("changes", folder),
+        )
+        self._table = table
 
     def files(self, span: LsnRange) -> list[FeedFile]:
         """Returns the files that may have rows of the span. These files may also contain other rows."""
         return [feed_file(self.path / file.path, file.size) for file, _, _ in self._bounds(span)]
 
     def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
-        """Returns the files that must be replaced if the span is derived again, and the span that must then be derived:
-        it includes all rows of these files."""
-        while True:
-            found = self._bounds(span)
-            start = min((low for _, low, _ in found), default=span.start)
-            end = max((high + 1 for _, _, high in found), default=span.end)
-            wider = LsnRange(Lsn(min(start, span.start)), Lsn(max(end, span.end)))
-            if wider == span:
-                return span, tuple(file.path for file, _, _ in found)
-            span = wider
+        """Returns the names of the files that must be replaced if the span is derived again, and the span that must
+        then be derived."""
+        wider, files = self._replaced(span)
+        return wider, tuple(file.path for file in files)
 
     def commit(self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = ()) -> None:
         """Adds ``files``, the changes of ``span``, and removes the ``replaced`` files, in one Delta commit."""
@@ -98,21 +189,6 @@ class FeedTable:
         passed(FaultPoint.FEED_COMMITTING)
         self._write(gone, [file.report for file in files], span)
         passed(FaultPoint.FEED_COMMITTED)
-
-    def settle(self) -> None:
-        """Makes all Delta commits durable, so that a power cut cannot remove changes that a mirror has applied."""
-        settle([self.path])
-
-    def forget(self, upto: Lsn) -> int:
-        """Removes the files whose transactions are all below ``upto``, the feed's new start. Returns how many."""
-        if self._delta is None:
-            return 0
-        old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
-        if old:
-            covered = self.covered
-            self._write(old, [], LsnRange(max(covered.start, upto), max(covered.end, upto)))
-            self.settle()
-        return len(old)
 
     def end_at(self, position: Lsn) -> None:
         """Removes the changes at or above ``position``, so that they are derived again, for example with new columns.
@@ -128,43 +204,8 @@ class FeedTable:
         """Merges small files with consecutive transactions below ``upto``. Returns how many files fewer the feed then
         has. All transactions below ``upto`` must be applied to the mirror. Changes that are not applied must stay in
         the files in which they were derived."""
-        if self._delta is None:
-            return 0
-        gone: list[Added] = []
-        merged: list[FileReport] = []
-        for group in self._small_neighbours(upto):
-            merged.append(merged_file(self.path, group, feed_schema(self._table)).report)
-            gone += group
-        if gone:
-            self._write(gone, merged, self.covered, changes=False)
-            self.settle()
-        return len(gone) - len(merged)
-
-    def sweep(self, grace: timedelta) -> int:
-        """Deletes files that only old versions need, and returns how many. A version is old if a newer version replaced
-        it more than ``grace`` ago."""
-        return sweep(self.path, grace)
-
-    def _small_neighbours(self, upto: Lsn) -> Iterator[list[Added]]:
-        bounds = sorted(self._bounds(LsnRange(ZERO, upto)), key=lambda bounds: bounds[1])
-        passed = (file for file, _, high in bounds if high < upto)
-        return neighbours(
-            passed, lambda file: file.size, largest=MERGED_BYTES // 4, full=MERGED_BYTES, fewest=FEWEST_MERGED
-        )
-
-    def _write(
-        self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
-    ) -> None:
-        positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
-        assert self._delta is not None
-        try:
-            replace_files(self._delta, gone, files, positions, changes=changes)
-        except CommitLost:
-            now = self._log.newest()
-            if now is None or any(file not in now.files for file in gone):
-                raise
-            replace_files(now, gone, files, positions, changes=changes)
-        self._delta = self._log.newest()
+        schema = feed_schema(self._table)
+        return self._compacted(upto, lambda group: [merged_file(self.path, group, schema).report])
 
     def _prepared(self) -> DeltaVersion:
         """Creates the Delta table, or adds missing columns. If the feed belongs to an earlier structure of the source
@@ -192,13 +233,6 @@ class FeedTable:
             return False
         wanted = {field.name: str(field.type) for field in Schema.from_arrow(feed_schema(self._table)).fields}
         return all(wanted.get(field.name) == str(field.type) for field in delta.schema.fields)
-
-    def _bounds(self, span: LsnRange) -> list[tuple[Added, int, int]]:
-        """Returns the files that may have rows of the span, each with its lowest and highest ``commit_lsn``."""
-        if self._delta is None or not self._fits(self._delta):
-            return []
-        found = [(file, *bounds_of(file)) for file in self._delta.files]
-        return [(file, low, high) for file, low, high in found if low < span.end and high >= span.start]
 
 
 @dataclass(frozen=True)
@@ -235,7 +269,8 @@ def moved_away(layout: Layout, folder: Location) -> None:
     storage.move_folder(folder, layout.staging / uuid.uuid4().hex)
 
 
-def bounds_of(file: Added) -> tuple[int, int]:
+def bounds_of(file: Added, order: str = COMMIT_LSN) -> tuple[int, int]:
+    """Returns the lowest and the highest value of the column ``order`` in a file of a feed."""
     with reading(f"statistics of {file.path}"):
         stats = json.loads(file.action["stats"])
-        return int(stats["minValues"][COMMIT_LSN]), int(stats["maxValues"][COMMIT_LSN])
+        return int(stats["minValues"][order]), int(stats["maxValues"][order])
