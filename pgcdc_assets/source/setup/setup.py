@@ -228,22 +228,14 @@ def _make_slot(
         )  # fmt: skip
     passed(FaultPoint.SLOT_MADE)
     made = [f"slot {settings.slot}"]
-    if not _ours(conn, settings):
-        # This mark shows teardown that the slot is ours although the publication is not.
-        made += _mark(conn, settings, making)
-    return made
-
-
-def _mark(
-    conn: psycopg.Connection[Any], settings: Settings, making: Callable[[list[str]], None]
-) -> list[str]:  # fmt: skip
-    name = _marker(settings)
     allowed = conn.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
-    if allowed == (True,):
+    if allowed == (True,) and not _ours(conn, settings):
+        # This mark shows teardown that the slot is ours although the publication is not.
+        name = _marker(settings)
         making([f"publication {name}"])
         OwnPublication(name, settings.slot, with_slot=True, reads=settings.publication).create(conn, "insert")
-        return [f"publication {name}"]
-    return []
+        made.append(f"publication {name}")
+    return made
 
 
 def _marker(settings: Settings) -> str:
