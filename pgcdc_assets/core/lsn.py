@@ -34,8 +34,13 @@ class Lsn(int):
 
     @classmethod
     def of(cls, value: str | int) -> Self:
-        """From the text ``X/Y`` or an integer."""
-        return cls.parse(value) if isinstance(value, str) else cls(value)
+        """From the text ``X/Y`` or an integer. ValueError for another text or number, TypeError for anything else."""
+        if isinstance(value, str):
+            return cls.parse(value)
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            what = "text like '16/B374D848' or an integer; Lake.at also takes a datetime"
+            raise TypeError(f"{value!r} is not an LSN, which is {what}")
+        return cls(value)
 
     def __str__(self) -> str:
         return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"

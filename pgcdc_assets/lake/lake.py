@@ -39,7 +39,7 @@ class Lake:
     def at(self, lsn: Lsn | str | int | datetime | None = None) -> LakeAt:
         """The lake at the newest point at or below ``lsn`` (``X/Y`` or an integer), or at the newest point that was
         published at or before a time. Without ``lsn``: at the newest point. LakeError if there is no such point;
-        ValueError for a text that is not an LSN, and for a time without a zone."""
+        ValueError for a text that is not an LSN, and for a time without a zone; TypeError for anything else."""
         point, where = self._point(lsn)
         if point is None:
             oldest = self._points.oldest()
@@ -101,5 +101,5 @@ class Lake:
             if wanted.tzinfo is None:
                 raise ValueError(f"{wanted} has no time zone; write it like datetime.now(UTC)")
             return self._points.published_by(wanted), f" published by {wanted}"
-        lsn = Lsn.parse(wanted) if isinstance(wanted, str) else Lsn(wanted)
+        lsn = Lsn.of(wanted)
         return self._points.at(lsn), f" at or below {lsn}"

@@ -129,7 +129,7 @@ class LakeAt:
         Messages outside transactions are placed among them by LSN. LakeError if the point has no messages (the setting
         ``messages`` was empty), or if the feed cannot be read.
         """
-        start = Lsn.parse(after) if isinstance(after, str) else Lsn(after)
+        start = Lsn.of(after)
         if self._point.messages is None:
             raise LakeError("holds no messages", thing=f"consistent point {self.lsn}",
                             do="set `messages` to get them from the next run on")  # fmt: skip

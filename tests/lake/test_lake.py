@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pgcdc_assets import Lake
@@ -63,3 +66,21 @@ def test_a_time_selects_the_newest_point_that_was_published_before_it(tmp_path: 
         lake.at(times[0] - timedelta(microseconds=1))
     with pytest.raises(ValueError, match="has no time zone"):
         lake.at(datetime(2026, 1, 1))
+
+
+@pytest.mark.parametrize("wrong", [1.5, True, b"0/64", [100], date(2026, 1, 1)])
+def test_a_value_of_a_wrong_type_is_refused_by_every_call(tmp_path: Path, wrong: Any) -> None:
+    ConsistentPoints(Layout.of(tmp_path)).publish(Lsn(100), {}, {}, messages=Lsn(100))
+    lake = Lake(tmp_path)
+    calls: list[Callable[[Any], object]] = [
+        lake.at, lambda lsn: lake.wait(lsn, timeout=0), lake.at().messages, lambda lsn: lake.diff("t", lsn),
+        lambda lsn: lake.undo("t", lsn),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(TypeError, match=r"is not an LSN, which is text like '16/B374D848' or an integer"):
+            call(wrong)
+
+
+def test_a_number_of_another_library_is_an_lsn(tmp_path: Path) -> None:
+    ConsistentPoints(Layout.of(tmp_path)).publish(Lsn(100), {}, {})
+    assert Lake(tmp_path).at(np.int64(100)).lsn == 100
