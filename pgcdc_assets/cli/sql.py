@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pgcdc_assets import logs
 from pgcdc_assets.cli.arguments import PointType, examples
 from pgcdc_assets.cli.console import say, show, visible
 from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.errors import UsageError
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,10 +45,15 @@ def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
     point = Lake(settings.layout.root).at(at)
     say(f"at LSN {point.lsn}", err=True)
     try:
+        if (count := len(duckdb.extract_statements(wanted))) != 1:
+            raise UsageError(f"has {count} statements; write exactly one", thing="query")
         point.in_duckdb(wanted, lambda connection: _write(connection, wanted, form))
+    except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
+        raise click.ClickException(str(error)) from None
     except duckdb.Error as error:
-        # The message may quote a row's value.
-        raise click.ClickException("\n".join(visible(line) for line in str(error).splitlines())) from None
+        # The message may quote a row's value, which no JSON line contains.
+        told = [f"the query failed: {type(error).__name__}"] if logs.as_json() else str(error).splitlines()
+        raise click.ClickException("\n".join(map(visible, told))) from None
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -147,7 +147,7 @@ def test_sql_reads_all_tables_at_one_lsn(lake: Lake, query: str, expected: list[
 
 
 def test_schemas_may_have_the_names_of_duckdbs_own(tmp_path: Path) -> None:
-    schemas = "temp", "main", "system", "order"
+    schemas = "memory", "temp", "main", "system", "order"
     written_tables(Location.of(tmp_path), {TableName(schema, "t"): pa.table({"name": [schema]}) for schema in schemas})
     at = Lake(tmp_path).at()
     assert [at.sql(f'FROM memory."{schema}".t')["name"][0].as_py() for schema in schemas] == [*schemas]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -16,7 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaProtocolError
 from pyspark.sql import SparkSession
 
-from pgcdc_assets import Lake
+from pgcdc_assets import Lake, logs
 from pgcdc_assets.cli.main import run
 from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.names import TableName
@@ -87,6 +89,8 @@ def test_a_query_runs_at_an_lsn_or_a_time(project: Path, capfd: pytest.CaptureFi
         assert _output(["pgcdc", "sql", "SELECT 1 FROM orders LIMIT 1;", "--format", "csv", "--at", place], capfd)
     for arguments, code, said in (
         (["FROM ordrs"], 2, "Table with name ordrs does not exist"), (["SELEC 1"], 2, "syntax error"),
+        (["SELECT 1; DROP VIEW orders"], 2, "query: has 2 statements; write exactly one"),
+        ([" ; ", "--format", "csv"], 2, "query: has 0 statements; write exactly one"),
         (["FROM orders", "--at", "0/1"], 1, "has no consistent point at or below 0/1"),
         (["FROM orders", "--at", "yesterday"], 2, "'yesterday' is neither an LSN like 0/16B3748 nor a time"),
     ):  # fmt: skip
@@ -109,6 +113,28 @@ def test_a_value_on_a_terminal_has_no_control_sequence(
     shown = _output(["pgcdc", "sql", "SELECT chr(27) || '[31mred' AS v FROM orders", "--format", form], capfd)
     assert "[31mred" in shown
     assert "\x1b" not in shown
+
+
+def test_a_json_line_has_no_value_of_a_row(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    told = []
+    try:
+        for query in ("SELECT name::int FROM customers", "SELECT strptime(name, '%d') FROM customers", "FROM ordrs"):
+            assert run(["sql", query, "--log-format", "json"]) == 2
+            told.append(json.loads(capfd.readouterr().err.splitlines()[-1])["message"])
+    finally:
+        logs.begin(as_json=False)
+    assert told[:2] == ["the query failed: ConversionException", "the query failed: InvalidInputException"]
+    assert "Table with name ordrs does not exist" in told[2]
+
+
+def test_a_reader_may_close_the_output_early(project: Path) -> None:
+    code = "from pgcdc_assets.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "sql", "FROM range(300000)", "--format", "csv"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == f"at LSN {Lake('lake').at().lsn}\n"
+    assert process.returncode == 1
 
 
 def test_delta_rs_refuses_mirrors_as_the_page_says(project: Path) -> None:
