@@ -115,11 +115,14 @@ def test_a_value_on_a_terminal_has_no_control_sequence(
     assert "\x1b" not in shown
 
 
-def test_a_json_line_has_no_value_of_a_row(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_json_line_has_no_value_of_a_row(
+    project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(logs.VARIABLE, logs.JSON)
     told = []
     try:
         for query in ("SELECT name::int FROM customers", "SELECT strptime(name, '%d') FROM customers", "FROM ordrs"):
-            assert run(["sql", query, "--log-format", "json"]) == 2
+            assert run(["sql", query]) == 2
             told.append(json.loads(capfd.readouterr().err.splitlines()[-1])["message"])
     finally:
         logs.begin(as_json=False)
@@ -131,7 +134,8 @@ def test_a_reader_may_close_the_output_early(project: Path) -> None:
     code = "from pgcdc_assets.cli.main import main; main()"
     command = [sys.executable, "-c", code, "sql", "FROM range(300000)", "--format", "csv"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == f"at LSN {Lake('lake').at().lsn}\n"
     assert process.returncode == 1
