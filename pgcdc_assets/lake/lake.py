@@ -70,7 +70,7 @@ class Lake:
     ) -> str:  # fmt: skip
         """SQL that takes the table's rows on the source from their state at ``b`` (default: the newest point) back to
         their state at ``a``. Empty if nothing differs. ``key``: only this row. ``commit_lsn`` or ``xid``, instead of
-        ``a`` and ``b``: only the rows that this transaction changed.
+        ``a`` and ``b``: only the rows that this transaction changed. Of a 64-bit xid, the lower 32 bits count.
 
         The SQL is one statement, done whole or not at all. It fails if a row has changed since ``b``. LakeError if the
         change cannot be reverted exactly.

@@ -29,12 +29,12 @@ def undo_range(earlier: TableAt, later: TableAt, key: Mapping[str, Any] | Any = 
 
 
 def commit_of(at: TableAt, xid: int) -> Lsn:
-    """The ``commit_lsn`` of a transaction that changed the table. LakeError unless the feed contains exactly one."""
+    """The ``commit_lsn`` of a transaction that changed the table. LakeError unless the feed contains exactly one.
+    ``xid``: 32 bits, or 64 bits as pg_current_xact_id() returns it. The stream sends no epoch, so none is compared."""
     if type(xid) is not int:
         raise UsageError(f"the xid {xid!r} is not an integer")
-    found = {
-        lsn for rows in at.feed.rows(at.feed.covered, pc.field(XID) == xid) for lsn in rows[COMMIT_LSN].to_pylist()
-    }
+    only = pc.field(XID) == xid & 0xFFFFFFFF
+    found = {lsn for rows in at.feed.rows(at.feed.covered, only) for lsn in rows[COMMIT_LSN].to_pylist()}
     if len(found) != 1:
         what = "contains no change" if not found else "contains changes of several transactions"
         raise LakeError(f"{what} with the xid {xid}", thing=f"change feed of {at.name}",

@@ -109,7 +109,7 @@ def test_undo_of_one_transaction_leaves_the_changes_of_others(tmp_path: Path) ->
     at.turn(300, (UPDATE, {"id": "2", "v": "TWO"}))
     (only,) = statements(at.lake.undo(NAME, xid=299))
     assert "\"v\" = 'two' WHERE \"id\" = '2'" in only
-    assert at.lake.undo(NAME, commit_lsn=299) == at.lake.undo(NAME, xid=299)
+    assert at.lake.undo(NAME, commit_lsn=299) == at.lake.undo(NAME, xid=299) == at.lake.undo(NAME, xid=(3 << 32) + 299)
     before = at.lake.undo(NAME, xid=299)
     at.turn(400, (UPDATE, {"id": "2", "v": "later"}))
     assert at.lake.undo(NAME, xid=299) == before, "the nearest point above the transaction decides"
