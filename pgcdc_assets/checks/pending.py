@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from pgcdc_assets.checks.health import TableFacts
-from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.log.reader import ChangeLog, Segment
 
 READ_BYTES: Final = 64 << 20
-"""The most bytes of the log that one search reads. Usually a search reads nothing, or the newest file."""
+"""The most bytes of the log that one of the two searches reads. Usually it reads nothing, or the newest file."""
+
+FILE_BYTES: Final = 256 << 10
+"""A file counts as at least this many bytes: from an object store, a small file takes as long."""
 
 
 @dataclass(frozen=True)
@@ -28,47 +31,50 @@ class Pending:
     searched: when the transaction's file was written."""
 
 
-def pending(log: ChangeLog, catalog: Catalog, tables: Iterable[TableFacts]) -> dict[TableName, Pending]:
+def pending(log: ChangeLog, catalog: Catalog, tables: Sequence[TableFacts]) -> dict[TableName, Pending]:
     """For each table that lacks a transaction of the log, the oldest such transaction. Tables without a position, such
     as tables that wait for a copy, are left out."""
-    groups: dict[Lsn, list[Table]] = {}
-    for facts in tables:
-        table = catalog.table(facts.name)
-        if table is not None and facts.replay_lsn is not None:
-            groups.setdefault(facts.replay_lsn, []).append(table)
     found: dict[TableName, Pending] = {}
-    for replay_lsn, group in groups.items():
-        found |= _above(log, replay_lsn, group)
+    # Tables that were set aside may be far below the others, and would use up the bytes that are read for these.
+    for followed in (True, False):
+        positions = {facts.name: facts.replay_lsn for facts in tables
+                     if facts.replay_lsn is not None and facts.state.readable is followed}  # fmt: skip
+        owners = {oid: (table.name, positions[table.name]) for table in catalog.tables if table.name in positions
+                  for oid in (table.oid, *(leaf.oid for leaf in table.leaves))}  # fmt: skip
+        found |= _oldest(log, owners)
     return found
 
 
-def _above(log: ChangeLog, replay_lsn: Lsn, tables: Sequence[Table]) -> dict[TableName, Pending]:
-    """The oldest transactions above ``replay_lsn``, the position of these tables."""
-    owners = {oid: table.name for table in tables for oid in (table.oid, *(leaf.oid for leaf in table.leaves))}
-    held = [segment for segment in log.all_segments() if segment.batch_end > replay_lsn and segment.may_hold(owners)]
+def _oldest(log: ChangeLog, owners: Mapping[int, tuple[TableName, Lsn]]) -> dict[TableName, Pending]:
+    """The search for some tables. ``owners``: by relation, the table to which its rows belong, and the mirror's
+    position. The log is walked once, however many positions there are."""
     found: dict[TableName, Pending] = {}
-    if not held:
+    lowest = min((position for _, position in owners.values()), default=Lsn(0))
+    above = [segment for segment in log.all_segments() if segment.batch_end > lowest]
+    if not any(segment.may_hold(owners) for segment in above):
         return found
-    budget = READ_BYTES
-    for segment, batches in log.in_order(replay_lsn):
-        budget -= segment.size
+    names, budget = {name for name, _ in owners.values()}, READ_BYTES
+    for segment, batches in log.in_order(lowest):
+        budget -= max(segment.size, FILE_BYTES)
         for batch in batches:
-            for name in {owners[oid] for oid in batch.rows.keys() & owners.keys() if batch.end > replay_lsn}:
-                if batch.first_commit_ts is not None:
+            for name, position in (owners[oid] for oid in batch.rows.keys() & owners.keys()):
+                if batch.end > position and batch.first_commit_ts is not None:
                     found.setdefault(name, Pending(batch.start, batch.first_commit_ts))
-        if len(found) == len(tables):
+        if len(found) == len(names):
             break
         if budget < 0:
-            rest = [other for other in held if other.batch_end > segment.batch_end]
-            return _unread(rest, owners) | found
+            left = {oid: owner for oid, owner in owners.items() if owner[0] not in found}
+            return _unread([other for other in above if other.batch_end > segment.batch_end], left) | found
     return found
 
 
-def _unread(segments: Iterable[Segment], owners: Mapping[int, TableName]) -> dict[TableName, Pending]:
+def _unread(
+    segments: Sequence[Segment], owners: Mapping[int, tuple[TableName, Lsn]]
+) -> dict[TableName, Pending]:  # fmt: skip
     """For each table, the first file that may contain rows of the table, by the recorded bounds. Reads no file."""
     found: dict[TableName, Pending] = {}
     for segment in sorted(segments, key=lambda segment: segment.batch_end):
-        for oid, name in owners.items():
-            if name not in found and segment.may_hold([oid]):
+        for oid, (name, position) in owners.items():
+            if name not in found and segment.batch_end > position and segment.may_hold([oid]):
                 found[name] = Pending(segment.first_batch_end, segment.written)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog, Segment
+from pgcdc_assets.log.summary import BatchSummary
 from tests.defs.catalogs import catalog_of
 from tests.log.written import START, WHO, frames_of, writer_of
 
@@ -80,3 +81,27 @@ def test_a_long_search_ends_with_what_the_bounds_of_the_files_say(
     both = found(log, catalog, {T1: end[0], T2: end[0]})
     assert {name: one.start for name, one in both.items()} == {T1: end[4], T2: end[0]}
     assert both[T1].committed == log.all_segments()[-1].written
+
+
+def test_tables_at_many_positions_are_searched_together(
+    log: ChangeLog, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables that were set aside do not use up the bytes that are read for the others."""
+    walks, in_order = [], log.in_order
+
+    def counted(after: Lsn) -> Iterator[tuple[Segment, tuple[BatchSummary, ...]]]:
+        for segment, batches in in_order(after):
+            walks.append(segment.path.name)
+            yield segment, batches
+
+    monkeypatch.setattr(log, "in_order", counted)
+    monkeypatch.setattr(of_module, "READ_BYTES", of_module.FILE_BYTES)
+    end = ends(log)
+    more = [replace(catalog.tables[0], oid=oid, name=TableName("public", f"a{oid}")) for oid in range(10, 1010)]
+    catalog = replace(catalog, tables=(*catalog.tables, *more))
+    aside = [TableFacts(table.name, TableState.SET_ASIDE, Lsn(START + place)) for place, table in enumerate(more)]
+    both = pending(log, catalog, [
+        *aside, TableFacts(T1, TableState.SET_ASIDE, START), TableFacts(T2, TableState.STREAMING, end[0]),
+    ])  # fmt: skip
+    assert {name: one.start for name, one in both.items()} == {T1: START, T2: end[0]}
+    assert len(walks) == 3, "one file for t2, and two for all others"
