@@ -7,9 +7,7 @@ sides -> rendering -> compare -> verify                           compares every
 documents   the JSON documents of commands
 health      the input and output of the health rules: facts and problems
 problemcodes  the codes of the problems
-report      the results of a comparison
-proof       records the last comparison of each table
+report      the results of a comparison; the record of the last one of each table
 positions   the stream's positions
 lag         how far each table is behind the source
-pending     the oldest transaction that a mirror lacks
 """

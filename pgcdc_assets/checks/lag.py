@@ -1,16 +1,39 @@
-"""How far each table is behind the source, in bytes of WAL and in seconds."""
+"""How far each table is behind the source, in bytes of WAL and in seconds. The seconds count from the oldest
+transaction of the change log that the mirror lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from pgcdc_assets.checks.health import Facts, TableFacts
-from pgcdc_assets.checks.pending import Pending, pending
+from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.reader import ChangeLog, Segment
+
+READ_BYTES: Final = 64 << 20
+"""The most bytes of the log that one of the two searches reads. Usually it reads nothing, or the newest file."""
+FILE_BYTES: Final = 256 << 10
+"""A file counts as at least this many bytes: from an object store, a small file takes as long."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The oldest transaction that a mirror lacks."""
+
+    start: Lsn
+    """The start of the transaction's batch. The mirror has all changes below this LSN."""
+    committed: datetime
+    """When the transaction committed, by the source's clock. If the log above the mirror's position is too long to be
+    searched: when the transaction's file was written."""
+
+    def age(self, now: datetime) -> float:
+        """Seconds since the commit."""
+        return max(0.0, (now - self.committed).total_seconds())
 
 
 @dataclass(frozen=True)
@@ -36,17 +59,62 @@ def lags(facts: Facts, layout: Layout) -> dict[TableName, Lag]:
 def _lag(facts: Facts, table: TableFacts, lacks: Pending | None, received: datetime | None) -> Lag:
     assert table.replay_lsn is not None
     if facts.source is None or facts.log is None:
-        return Lag(None, None if lacks is None else _age(facts, lacks.committed))
+        return Lag(None, None if lacks is None else lacks.age(facts.now))
     behind = max(0, facts.source.flush_lsn - table.replay_lsn)
     if lacks is not None:
-        return Lag(behind, _age(facts, lacks.committed))
+        return Lag(behind, lacks.age(facts.now))
     if facts.at_work is not None or facts.log.transform_lsn >= facts.source.flush_lsn:
         # A process receives changes: changes that it has not received yet are at most some seconds old.
         return Lag(behind, 0.0)
     stopped = facts.slot.inactive_since if facts.slot is not None else None
     since = stopped or received
-    return Lag(behind, None if since is None else _age(facts, since))
+    return Lag(behind, None if since is None else max(0.0, (facts.now - since).total_seconds()))
 
 
-def _age(facts: Facts, since: datetime) -> float:
-    return max(0.0, (facts.now - since).total_seconds())
+def pending(log: ChangeLog, catalog: Catalog, tables: Sequence[TableFacts]) -> dict[TableName, Pending]:
+    """For each table that lacks a transaction of the log, the oldest such transaction. Tables without a position, such
+    as tables that wait for a copy, are left out."""
+    found: dict[TableName, Pending] = {}
+    # Tables that were set aside may be far below the others, and would use up the bytes that are read for these.
+    for followed in (True, False):
+        positions = {facts.name: facts.replay_lsn for facts in tables
+                     if facts.replay_lsn is not None and facts.state.readable is followed}  # fmt: skip
+        owners = {oid: (table.name, positions[table.name]) for table in catalog.tables if table.name in positions
+                  for oid in (table.oid, *(leaf.oid for leaf in table.leaves))}  # fmt: skip
+        found |= _oldest(log, owners)
+    return found
+
+
+def _oldest(log: ChangeLog, owners: Mapping[int, tuple[TableName, Lsn]]) -> dict[TableName, Pending]:
+    """The search for some tables. ``owners``: by relation, the table to which its rows belong, and the mirror's
+    position. The log is walked once, however many positions there are."""
+    found: dict[TableName, Pending] = {}
+    lowest = min((position for _, position in owners.values()), default=Lsn(0))
+    above = [segment for segment in log.all_segments() if segment.batch_end > lowest]
+    if not any(segment.may_hold(owners) for segment in above):
+        return found
+    names, budget = {name for name, _ in owners.values()}, READ_BYTES
+    for segment, batches in log.in_order(lowest):
+        budget -= max(segment.size, FILE_BYTES)
+        for batch in batches:
+            for name, position in (owners[oid] for oid in batch.rows.keys() & owners.keys()):
+                if batch.end > position and batch.first_commit_ts is not None:
+                    found.setdefault(name, Pending(batch.start, batch.first_commit_ts))
+        if len(found) == len(names):
+            break
+        if budget < 0:
+            left = {oid: owner for oid, owner in owners.items() if owner[0] not in found}
+            return _unread([other for other in above if other.batch_end > segment.batch_end], left) | found
+    return found
+
+
+def _unread(
+    segments: Sequence[Segment], owners: Mapping[int, tuple[TableName, Lsn]]
+) -> dict[TableName, Pending]:  # fmt: skip
+    """For each table, the first file that may contain rows of the table, by the recorded bounds. Reads no file."""
+    found: dict[TableName, Pending] = {}
+    for segment in sorted(segments, key=lambda segment: segment.batch_end):
+        for oid, (name, position) in owners.items():
+            if name not in found and segment.batch_end > position and segment.may_hold([oid]):
+                found[name] = Pending(segment.first_batch_end, segment.written)
+    return found

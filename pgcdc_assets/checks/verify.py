@@ -20,8 +20,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from pgcdc_assets.checks.compare import SourceDigests, compare_sides, source_digests
-from pgcdc_assets.checks.proof import keep_proofs
-from pgcdc_assets.checks.report import TableReport, VerifyReport
+from pgcdc_assets.checks.report import TableReport, VerifyReport, keep_proofs
 from pgcdc_assets.checks.sides import Comparison, MirrorSide, SourceSide, opened, queryable, readable
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn

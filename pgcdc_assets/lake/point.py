@@ -15,9 +15,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import LakeError, UnknownTable, UsageError
 from pgcdc_assets.feed.messages import read_messages
-from pgcdc_assets.lake.rowhistory import RowHistory
 from pgcdc_assets.lake.scan import MirrorScan
-from pgcdc_assets.lake.tableat import TableAt
+from pgcdc_assets.lake.tableat import RowHistory, TableAt
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, own_position
 from pgcdc_assets.points.points import Point
 

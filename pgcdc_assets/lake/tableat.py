@@ -1,10 +1,11 @@
-"""One table at one point: its mirror's version, its structure, and its change feed as the point sees it."""
+"""One table at one point: its structure, its change feed as the point sees it, and the history of one row: every change
+that the feed still contains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -15,14 +16,26 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.log import DeltaVersion
-from pgcdc_assets.errors import UnknownTable
+from pgcdc_assets.errors import UnknownTable, UsageError
 from pgcdc_assets.feed.messages import read_messages
-from pgcdc_assets.feed.schema import UNCHANGED, feed_name
+from pgcdc_assets.feed.schema import (
+    COMMIT_LSN,
+    COMMIT_TS,
+    INSERT,
+    OP,
+    ORIGIN,
+    POSTIMAGE,
+    RAW,
+    TRUNCATE,
+    UNCHANGED,
+    XID,
+    feed_name,
+)  # fmt: skip
 from pgcdc_assets.lake.changefeed import ChangeFeed
-from pgcdc_assets.lake.rowhistory import RowHistory, keyed, row_history, with_messages
 from pgcdc_assets.mirror.delta.mirror import IDENTITY
 from pgcdc_assets.points.points import Point
 from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.protocol.text.typed import RAW_TYPE
 
 
 @dataclass(frozen=True)
@@ -70,3 +83,105 @@ def _named(attnums: pa.ListArray, table: Table) -> pa.ListArray:
     lengths = pc.fill_null(pc.list_value_length(attnums), 0)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
     return pa.ListArray.from_arrays(offsets, found, mask=attnums.is_null())
+
+
+MESSAGE = pa.struct([("prefix", pa.string()), ("content", pa.binary()), ("lsn", pa.int64())])
+VERSIONS = (
+    pa.field("lsn", pa.int64()), pa.field("commit_ts", pa.timestamp("us", "UTC")), pa.field("xid", pa.int64()),
+    pa.field("origin", pa.string()), pa.field("kind", pa.string()),
+)  # fmt: skip
+"""The first columns of :attr:`RowHistory.versions`; ``row``, ``unknown`` and ``messages`` follow."""
+
+
+@dataclass(frozen=True)
+class RowHistory:
+    """``complete_from``: every change at or above this LSN is listed. Changes below it are no longer in the feed."""
+
+    complete_from: Lsn
+    versions: pa.Table
+    """The changes, oldest first. ``kind``: an operation of the change feed. ``row``: the values, as in the mirror.
+    ``unknown``: the columns whose value the source did not send with this change or an earlier change in the feed.
+    ``messages``: the logical messages of the transaction; NULL if the point has no messages."""
+
+
+def keyed(table: Table, key: Mapping[str, Any] | Any) -> dict[str, Any]:
+    """The value of each key column. A key of one column may be given as its value. UsageError otherwise."""
+    names = [column.name for column in table.key_columns]
+    given = dict(key) if isinstance(key, Mapping) else dict(zip(names, [key], strict=False))
+    if not names:
+        raise UsageError("has no key, so no row of it has a history", thing=f"table {table.name}")
+    if sorted(given) != sorted(names):
+        raise UsageError(f"has the key {', '.join(names)}, and the call names {', '.join(given)}",
+                         thing=f"table {table.name}")  # fmt: skip
+    return given
+
+
+def has_key(schema: pa.Schema, key: Mapping[str, Any]) -> pc.Expression:
+    """Matches the feed's rows with this key. UsageError for a value that the column's type cannot represent."""
+    conditions = []
+    for name, value in key.items():
+        kind = schema.field(feed_name(name)).type
+        conditions.append(pc.field(feed_name(name)) == key_scalar(name, value, kind))
+    return reduce(lambda left, right: left & right, conditions)
+
+
+def key_scalar(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
+    """A key's value in the type of its column. UsageError for a value that the type cannot represent exactly, such as
+    2.5 for an integer, and for NaN and None, which equal nothing."""
+    try:
+        found = pa.scalar(value, kind)
+        exact = found.as_py() == value or (pa.types.is_floating(kind) and value == value)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        exact = False
+    if value is None or not exact:
+        raise UsageError(f"the key's value of {name} is not a value of type {kind}")
+    return found
+
+
+def row_history(feed: ChangeFeed, table: Table, key: Mapping[str, Any]) -> pa.Table:
+    """:attr:`RowHistory.versions` without the messages. A TRUNCATE of the table is a change of each row."""
+    values = [(column.attnum, column.name, feed_name(column.name)) for column in table.columns
+              if feed_name(column.name) in feed.schema.names]  # fmt: skip
+    image = pa.struct([*(pa.field(name, feed.schema.field(held).type) for _, name, held in values), (RAW, RAW_TYPE)])
+    schema = pa.schema([*VERSIONS, ("row", image), ("unknown", pa.list_(pa.string()))])
+    if not feed.schema.names:
+        return schema.empty_table()
+    only = has_key(feed.schema, key) | (pc.field(OP) == TRUNCATE)
+    rows = pa.concat_tables([feed.schema.empty_table(), *feed.rows(feed.covered, only)]).combine_chunks()
+    sources = _sources(rows[OP].to_pylist(), rows[UNCHANGED].to_pylist())
+    texts = [dict(entry or ()) for entry in rows[RAW].to_pylist()]
+    columns, raw = [], [dict(entry) for entry in texts]
+    unknown: list[list[str]] = [[] for _ in texts]
+    for attnum, name, held in values:
+        at = [source.get(attnum, place) for place, source in enumerate(sources)]
+        columns.append(rows[held].combine_chunks().take(pa.array(at, pa.int64())))
+        for place, source in enumerate(at):
+            if source is None:
+                unknown[place].append(name)
+            elif name in texts[source]:
+                raw[place][name] = texts[source][name]
+    columns.append(pa.array([list(entry.items()) or None for entry in raw], RAW_TYPE))
+    facts = [rows[name].cast(field.type) for name, field in zip(
+        (COMMIT_LSN, COMMIT_TS, XID, ORIGIN, OP), VERSIONS, strict=True)]  # fmt: skip
+    row = pa.StructArray.from_arrays(columns, fields=list(image))
+    return pa.table([*facts, row, pa.array(unknown, schema.field("unknown").type)], schema=schema)
+
+
+def _sources(ops: Sequence[str], unchanged: Sequence[list[int] | None]) -> list[dict[int, int | None]]:
+    """For each change, the change that has the value of each column that was not sent; None if no change has it."""
+    found: list[dict[int, int | None]] = []
+    for place, attnums in enumerate(unchanged):
+        follows = place > 0 and ops[place - 1] in (INSERT, POSTIMAGE)
+        before = found[place - 1] if follows else {}
+        found.append({attnum: before.get(attnum, place - 1) if follows else None for attnum in attnums or ()})
+    return found
+
+
+def with_messages(versions: pa.Table, messages: pa.Table | None) -> pa.Table:
+    """Adds to each change the messages of its transaction."""
+    by_commit: dict[int, list[dict[str, Any]]] = {}
+    for message in [] if messages is None else messages.select(["commit_lsn", "prefix", "content", "lsn"]).to_pylist():
+        by_commit.setdefault(message.pop("commit_lsn"), []).append(message)
+    found = None if messages is None else [by_commit.get(lsn, []) for lsn in versions["lsn"].to_pylist()]
+    told = pa.nulls(versions.num_rows, pa.list_(MESSAGE)) if found is None else pa.array(found, pa.list_(MESSAGE))
+    return versions.append_column("messages", told)

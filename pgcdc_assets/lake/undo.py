@@ -1,21 +1,28 @@
-"""What an undo reverts: a range, one key, or one transaction."""
+"""What an undo reverts (a range, one key, or one transaction), and the SQL that takes rows of the source back.
+
+The text is one DO block, so it is done whole or not at all. Each statement names all values that its row had at the
+later point. If a row has other values now, the statement finds no row, and the block fails.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.core.catalog import Column, Table
 from pgcdc_assets.core.lsn import Lsn, LsnRange
+from pgcdc_assets.core.names import quoted
 from pgcdc_assets.errors import LakeError, UsageError
 from pgcdc_assets.feed.schema import COMMIT_LSN, OP, RAW, TRUNCATE, XID, FeedColumn, feed_columns
-from pgcdc_assets.lake.netchange import net_change
-from pgcdc_assets.lake.reversal import reversal
-from pgcdc_assets.lake.rowhistory import key_scalar, keyed
-from pgcdc_assets.lake.tableat import TableAt
+from pgcdc_assets.lake.netchange import DELETE, INSERT, NOT_COMPARED, UPDATE, net_change
+from pgcdc_assets.lake.sqltext import SESSION, equals, literal, stored_type, table_identifier, value_text
+from pgcdc_assets.lake.tableat import TableAt, key_scalar, keyed
 from pgcdc_assets.mirror.net.neteffect import key_numbers
 
 
@@ -95,3 +102,115 @@ def _among(rows: pa.Table, others: pa.Table, columns: list[FeedColumn]) -> Any:
     """For each row, whether ``others`` has its key."""
     number = key_numbers(pa.concat_tables([rows, others.cast(rows.schema)]), columns)
     return np.isin(number[: rows.num_rows], number[rows.num_rows :])
+
+
+_ORDER: Final = (DELETE, UPDATE, INSERT)
+"""A row that was inserted may have a unique value of a row that was deleted: delete first, insert last."""
+_BLOCK: Final = """DO {tag}
+#variable_conflict use_column
+DECLARE
+  _pgcdc_rows bigint;
+BEGIN
+{body}
+END {tag};
+"""
+_CHECK: Final = """  GET DIAGNOSTICS _pgcdc_rows = ROW_COUNT;
+  IF _pgcdc_rows <> 1 THEN RAISE EXCEPTION USING MESSAGE = {message}; END IF;"""
+_COLUMNS: Final = """  IF EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = {table}::pg_catalog.regclass
+             AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+             AND attname <> ALL (ARRAY[{names}]::pg_catalog.name[])) THEN
+    RAISE EXCEPTION USING MESSAGE = {message};
+  END IF;"""
+
+
+def reversal(change: pa.Table, table: Table) -> str:
+    """The SQL that carries out ``change``: a net change from the later point to the earlier point. Empty if nothing is
+    to be done. LakeError if the table has another structure now."""
+    if not change.num_rows:
+        return ""
+    held = [field.name for field in change.schema.field("before").type if field.name not in {*NOT_COMPARED, RAW}]
+    if sorted(held) != sorted(column.name for column in table.columns):
+        raise LakeError("has other columns now than at these points, so its rows cannot be written back",
+                        thing=f"table {table.name}")  # fmt: skip
+    writer = _Writer(table, {field.name: field.type for field in change.schema.field("before").type})
+    rows = sorted(change.to_pylist(), key=lambda row: _ORDER.index(row["kind"]))
+    parts = [
+        f"  PERFORM pg_catalog.set_config({literal(name)}, {literal(value)}, true);" for name, value in SESSION.items()
+    ]
+    if any(row["kind"] == INSERT for row in rows):
+        parts.append(writer.no_other_columns())
+    for number, row in enumerate(rows, 1):
+        statement = writer.statement(row["kind"], row["before"], row["after"])
+        message = f"statement {number} of {len(rows)}: a row of {table.name} has changed since; nothing was undone"
+        parts.append(f"  {statement};\n{_CHECK.format(message=literal(message))}")
+    body = "\n".join(parts)
+    number = 0
+    while (tag := f"$undo{number or ''}$") in body:
+        number += 1
+    return _BLOCK.format(tag=tag, body=body)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    table: Table
+    kinds: Mapping[str, pa.DataType]
+
+    @cached_property
+    def name(self) -> str:
+        return table_identifier(self.table.name)
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The columns that a statement may set. PostgreSQL computes generated columns itself."""
+        return [column for column in self.table.columns if not column.generated]
+
+    def statement(self, kind: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
+        if kind == UPDATE:
+            old, new = dict(self._texts(before)), dict(self._texts(after))
+            changed = [f"{quoted(name)} = {literal(text)}" for name, text in new.items() if text != old[name]]
+            if not changed:
+                raise LakeError("has rows of which only computed columns differ", thing=f"table {self.table.name}")
+            return " ".join(("UPDATE", self.name, "SET", ", ".join(changed), "WHERE", self._found(before)))
+        if kind == INSERT:
+            texts = dict(self._texts(after))
+            names, values = ", ".join(map(quoted, texts)), ", ".join(map(literal, texts.values()))
+            unless = f" WHERE NOT EXISTS ({self._rows(self._key(after))})" if self.table.key else ""
+            return f"INSERT INTO {self.name} ({names}) OVERRIDING SYSTEM VALUE SELECT {values}{unless}"
+        where = self._found(before)
+        if not self.table.key:
+            where = f"(tableoid, ctid) = ({self._rows(where, 'tableoid, ctid')} LIMIT 1)"
+        return " ".join(("DELETE FROM", self.name, "WHERE", where))
+
+    def _rows(self, where: str, columns: str = "") -> str:
+        return " ".join((f"SELECT {columns}".rstrip(), "FROM", self.name, "WHERE", where))
+
+    def no_other_columns(self) -> str:
+        """A row that is inserted must get all its values. The mirror lacks columns that are not published."""
+        names = ", ".join(literal(column.name) for column in self.table.columns)
+        message = (
+            f"{self.table.name} has columns that its mirror lacks, so no row of it can be inserted; nothing was undone"
+        )
+        return _COLUMNS.format(table=literal(self.name), names=names, message=literal(message))
+
+    def _texts(self, image: Mapping[str, Any] | None) -> Iterator[tuple[str, str | None]]:
+        for column in self.columns:
+            yield column.name, self._text(column, image)[0]
+
+    def _text(self, column: Column, image: Mapping[str, Any] | None) -> tuple[str | None, pa.DataType]:
+        """A column's value as text, and the type as which it is compared."""
+        assert image is not None
+        raw = dict(image[RAW] or ())
+        if column.name in raw:
+            return raw[column.name], pa.string()
+        return value_text(image[column.name], column.type), self.kinds[column.name]
+
+    def _found(self, image: Mapping[str, Any] | None) -> str:
+        return " AND ".join(self._equals(column, image) for column in self.columns)
+
+    def _key(self, image: Mapping[str, Any] | None) -> str:
+        return " AND ".join(self._equals(column, image) for column in self.table.key_columns)
+
+    def _equals(self, column: Column, image: Mapping[str, Any] | None) -> str:
+        # PostgreSQL cannot compare a composite value with a literal.
+        indexed = column.attnum in self.table.key and stored_type(column.type).family != "c"
+        return equals(column.name, *self._text(column, image), indexed=indexed)

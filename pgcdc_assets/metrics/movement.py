@@ -99,7 +99,7 @@ class Movement:
         found = []
         if source is not None and source.slot is None:
             found.append("the slot does not exist")
-        elif source is not None and source.slot is not None and source.slot.lost:
+        elif source is not None and source.slot.lost:
             found.append("the slot is lost")
         if lake is not None and lake.answers and lake.point is None:
             found.append("no consistent point was published yet")
@@ -145,8 +145,7 @@ def received_lsn(source: SourceReading, lake: LakeReading | None) -> Lsn | None:
 def _unpublished(lake: LakeReading, now: datetime) -> float:
     """Seconds since the oldest transaction in the log committed that the followed tables lack."""
     streaming = {table.name for table in lake.status.tables if table.state is TableState.STREAMING}
-    since = min((found.committed for name, found in lake.pending.items() if name in streaming), default=now)
-    return (now - since).total_seconds()
+    return max((found.age(now) for name, found in lake.pending.items() if name in streaming), default=0.0)
 
 
 def _lag_of(name: TableName, source: SourceReading, lake: LakeReading, receive: StageLag, now: datetime) -> StageLag:
@@ -154,8 +153,7 @@ def _lag_of(name: TableName, source: SourceReading, lake: LakeReading, receive: 
     found = lake.pending.get(name)
     if found is None:
         return receive
-    waited = max(0.0, (now - found.committed).total_seconds())
-    return StageLag(max(receive.bytes, source.flush_lsn - found.start), max(receive.seconds, waited))
+    return StageLag(max(receive.bytes, source.flush_lsn - found.start), max(receive.seconds, found.age(now)))
 
 
 def _worst(lags: list[StageLag]) -> StageLag | None:

@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 
 import psycopg
 
-from pgcdc_assets.checks.pending import Pending, pending
-from pgcdc_assets.checks.proof import Proof, read_proofs
+from pgcdc_assets.checks.lag import Pending, pending
+from pgcdc_assets.checks.report import Proof, read_proofs
 from pgcdc_assets.checks.status import LIMITS, Status, reachable, refused, status
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName

@@ -6,8 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from pgcdc_assets.checks.health import Facts, LogFacts, SourceFacts, TableFacts
-from pgcdc_assets.checks.lag import Lag, _lag
-from pgcdc_assets.checks.pending import Pending
+from pgcdc_assets.checks.lag import Lag, Pending, _lag
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName

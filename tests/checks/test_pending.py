@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.checks import pending as of_module
+from pgcdc_assets.checks import lag as of_module
 from pgcdc_assets.checks.health import TableFacts
-from pgcdc_assets.checks.pending import Pending, pending
+from pgcdc_assets.checks.lag import Pending, pending
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.checks.proof import keep_proofs, read_proofs
-from pgcdc_assets.checks.report import TableReport
+from pgcdc_assets.checks.report import TableReport, keep_proofs, read_proofs
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName

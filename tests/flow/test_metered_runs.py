@@ -7,8 +7,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from pgcdc_assets.checks.proof import keep_proofs
-from pgcdc_assets.checks.report import TableReport
+from pgcdc_assets.checks.report import TableReport, keep_proofs
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.meter import WRITE_SECONDS
 from pgcdc_assets.metrics import readings

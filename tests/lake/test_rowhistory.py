@@ -12,7 +12,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import UsageError
-from pgcdc_assets.lake.rowhistory import RowHistory, with_messages
+from pgcdc_assets.lake.tableat import RowHistory, with_messages
 from tests.lake.onetable import DELETE, INSERT, NAME, OLD, TRUNCATE, UPDATE, OneTable, T
 
 

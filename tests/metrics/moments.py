@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgcdc_assets.checks.health import TableFacts, error
-from pgcdc_assets.checks.pending import Pending
+from pgcdc_assets.checks.lag import Pending
 from pgcdc_assets.checks.problemcodes import ProblemCode
-from pgcdc_assets.checks.proof import Proof
+from pgcdc_assets.checks.report import Proof
 from pgcdc_assets.checks.status import Status
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName

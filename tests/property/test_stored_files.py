@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pgcdc_assets.checks.proof import keep_proofs, read_proofs
-from pgcdc_assets.checks.report import TableReport
+from pgcdc_assets.checks.report import TableReport, keep_proofs, read_proofs
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
