@@ -198,6 +198,11 @@ def test_metrics_run_beside_the_sync_and_do_not_make_its_pod_unready() -> None:
     (container,) = [one for one in pods()["Deployment/code"]["containers"] if one["name"] == "metrics"]
     assert "readinessProbe" not in container
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    scraped = MANIFESTS["Service/metrics"]["spec"]
+    assert scraped["selector"].items() <= labels()["code"].items()
+    assert scraped["publishNotReadyAddresses"], "the code location may be unready for another reason"
+    (port,) = scraped["ports"]
+    assert {"name": port["targetPort"], "containerPort": port["port"]} in container["ports"]
     service = COMPOSE["services"]["metrics"]
     assert service["ports"] == ["127.0.0.1:9187:9187"]
     assert "PGCDC_SOURCE" in service["environment"]
