@@ -54,6 +54,7 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "pgcdc_transactions_total": ("counter", "Transactions that turns took from the log.", ()),
     "pgcdc_log_bytes_total": ("counter", "Bytes of the messages that turns took, uncompressed.", ()),
     "pgcdc_lake_bytes": ("gauge", "Size of a part of the lake: change_log.", ("part",)),
+    "pgcdc_mirror_bytes": ("gauge", "Size of a mirror's data files. A scrape reads at most two mirrors.", ("table",)),
     "pgcdc_turn_seconds": ("histogram", "Duration of a turn's stage: transform, apply, publish.", ("stage",)),
     "pgcdc_commit_to_durable_seconds": ("histogram", "From a batch's first commit until the log had it.", ()),
     "pgcdc_commit_to_readable_seconds": ("histogram", "From a batch's first commit until a point had it.", ()),
@@ -241,6 +242,7 @@ def _tables(page: _Page, lake: LakeReading, lags: Lags) -> None:
     for table in tables[:TABLES]:
         name = str(table.name)
         page.add("pgcdc_replay_lsn_bytes", table.replay_lsn, name)
+        page.add("pgcdc_mirror_bytes", lake.mirror_bytes.get(table.name), name)
         _lag(page, "pgcdc_table_lag", lags.tables.get(name), name)
         proof = lake.proofs.get(table.name)
         if proof is not None:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain, islice
 from typing import Any, Final, Generic, TypeVar
 
 import psycopg
@@ -18,7 +20,8 @@ from pgcdc_assets.checks.report import Proof, read_proofs
 from pgcdc_assets.checks.status import LIMITS, Status, reachable, refused, status
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import PgcdcError, SettingsError, StoreFailed
+from pgcdc_assets.delta.log import DeltaLog
+from pgcdc_assets.errors import LakeError, PgcdcError, SettingsError, StoreFailed
 from pgcdc_assets.flow.meter import RunCounts, read_counts
 from pgcdc_assets.flow.requests import operator_requests
 from pgcdc_assets.log.extent import complete_to
@@ -38,6 +41,8 @@ FRESH_SECONDS: Final = 3.0
 """A reading of this age is used again, so that probes and scrapes together do not load the source."""
 STALE_SECONDS: Final = 60.0
 """A part that takes longer than WAIT_SECONDS is shown as it was read last, up to this age."""
+SIZED: Final = 2
+"""The most mirrors whose sizes one reading takes. In an object store, each takes several requests."""
 _LIMIT = "SELECT nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1)"
 
 _log = logging.getLogger(__name__)
@@ -75,6 +80,8 @@ class LakeReading:
     """Whether the operator has paused apply."""
     alive: datetime | None = None
     """The last sign of a run."""
+    mirror_bytes: dict[TableName, int] = field(default_factory=dict)
+    """Size of the data files of the mirrors that were read."""
 
 
 def read_source(settings: Settings) -> SourceReading:
@@ -87,12 +94,15 @@ def read_source(settings: Settings) -> SourceReading:
 
 
 class LakeReader:
-    """Keeps what it has read of the change log, so that each file of the log is read at most once."""
+    """Keeps what it has read of the change log, so that each file of the log is read at most once. Also keeps the sizes
+    of mirrors: a call reads a few mirrors whose version has changed, and begins with those that it read longest ago."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._log = ChangeLog(settings.layout)
         self._points = ConsistentPoints(settings.layout)
+        self._sizes: dict[TableName, tuple[int, int]] = {}
+        """The version and the size of each mirror that was read. The mirror that was read last is the last."""
 
     def __call__(self) -> LakeReading:
         settings, layout = self._settings, self._settings.layout
@@ -118,7 +128,20 @@ class LakeReader:
             proofs=read_proofs(layout),
             paused=operator_requests(layout).paused,
             alive=max(signs, default=None),
+            mirror_bytes=self._mirror_bytes(point.tables) if point is not None else {},
         )
+
+    def _mirror_bytes(self, versions: Mapping[TableName, int]) -> dict[TableName, int]:
+        sizes = self._sizes
+        new = (name for name in versions if name not in sizes)
+        changed = (name for name, (version, _) in list(sizes.items()) if versions.get(name, version) != version)
+        for name in islice(chain(new, changed), SIZED):
+            _, before = sizes.pop(name, (0, 0))
+            with suppress(LakeError):
+                files = DeltaLog(self._settings.layout.mirror(name)).at(versions[name]).files
+                before = sum(file.size for file in files)
+            sizes[name] = versions[name], before
+        return {name: sizes[name][1] for name in versions if name in sizes}
 
 
 @dataclass(frozen=True)

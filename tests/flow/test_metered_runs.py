@@ -87,4 +87,5 @@ def test_metrics_of_a_sync_that_follows_and_of_a_sync_that_ended(rig: Rig) -> No
     found = scraped(metrics)
     assert (found["pgcdc_transactions_total", ()], found["pgcdc_rows_total", ("update",)]) == (3, 1)
     assert found["pgcdc_verified_equal", ("public.t",)] == 1
+    assert found["pgcdc_mirror_bytes", ("public.t",)] > found["pgcdc_mirror_bytes", ("public.u",)] > 0
     assert found["pgcdc_last_success_timestamp_seconds", ("sync",)] > 0

@@ -60,6 +60,7 @@ def lake(
         counts=RunCounts(NOW - timedelta(days=1), receiver_bytes=9000, succeeded=NOW - timedelta(seconds=3)),
         proofs={T: Proof(Lsn(800), True, NOW - timedelta(days=2))},
         alive=now - timedelta(seconds=ago),
+        mirror_bytes={T: 123},
     )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ def test_values_of_a_lake_in_use() -> None:
     assert found["pgcdc_last_success_timestamp_seconds", ("sync",)] == NOW.timestamp() - 3
     assert found["pgcdc_last_failure_timestamp_seconds", ("maintenance",)] == NOW.timestamp() - 3600
     assert found["pgcdc_verified_equal", ("public.t",)] == 1
+    assert found["pgcdc_mirror_bytes", ("public.t",)] == 123
     assert found["pgcdc_last_verified_lsn_bytes", ("public.t",)] == 800
     assert found["pgcdc_tables", ("streaming",)] == 2
     assert found["pgcdc_problems", ("error",)] == 1

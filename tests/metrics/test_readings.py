@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from pgcdc_assets import Lake
+from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.metrics import readings
-from pgcdc_assets.metrics.readings import Part
+from pgcdc_assets.metrics.readings import LakeReader, Part
+from pgcdc_assets.settings import Settings
+from tests.lake.lakes import written_tables
 from tests.waiting import wait_for
 
 
@@ -82,3 +90,19 @@ def test_an_error_is_no_crash_and_its_text_is_kept_only_if_it_is_ours() -> None:
     assert value(part) is None
     assert part.why == "cannot be read: RuntimeError"
     wait_for(lambda: not [one for one in threading.enumerate() if one.name == "read-source"], what="the end")
+
+
+def test_sizes_of_mirrors_are_read_a_few_at_a_time_and_only_if_they_changed(tmp_path: Path) -> None:
+    rows = pa.table({"id": range(100)})
+    layout = written_tables(Location.of(tmp_path / "lake"), {TableName("public", name): rows for name in "abc"})
+    reader, versions = LakeReader(Settings(lake=tmp_path / "lake")), Lake(layout.root).at().versions
+    found = [reader._mirror_bytes(versions) for _ in range(3)]
+    assert [len(sizes) for sizes in found] == [2, 3, 3]
+    assert {name.name: size for name, size in found[-1].items()} == {
+        name: sum(file.stat().st_size for file in (tmp_path / "lake/public" / name).glob("*.parquet")) for name in "abc"
+    }  # fmt: skip
+    shutil.rmtree(tmp_path / "lake/public")
+    assert reader._mirror_bytes(versions) == found[-1], "no file is read again"
+    newer = dict.fromkeys(versions, 9)
+    assert reader._mirror_bytes(newer) == found[-1], "what cannot be read keeps its last size"
+    assert reader._mirror_bytes(newer) == found[-1]
