@@ -8,8 +8,15 @@ from typing import Any, Final
 
 from pydantic import ConfigDict, TypeAdapter
 
-from pgcdc_assets.checks.documents import DOCUMENTS
+from pgcdc_assets.checks.documents import MaintainDocument, SetupDocument, StatusDocument, SyncDocument
+from pgcdc_assets.checks.positions import PositionsDocument
+from pgcdc_assets.checks.report import VerifyDocument
 
+DOCUMENTS: Final = {
+    "status": StatusDocument, "positions": PositionsDocument, "verify": VerifyDocument, "sync": SyncDocument,
+    "setup": SetupDocument, "maintain": MaintainDocument,
+}  # fmt: skip
+"""The documents by command."""
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "json"
 _EXACT = ConfigDict(extra="forbid", strict=True)
 """The version that writes a document knows all of its fields."""

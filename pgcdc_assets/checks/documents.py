@@ -1,5 +1,6 @@
-"""The JSON documents of commands with ``--json``. The types here are the one description of them: the functions that
-write the documents return these types, and the schemas in ``docs/json/`` are made from them.
+"""The JSON documents of commands with ``--json``. The types are the one description of them: the functions that write
+the documents return these types, and the schemas in ``docs/json/`` are made from them. The documents of ``verify`` and
+``positions`` are in ``report`` and ``positions``.
 
 A program that reads a document must ignore fields that it does not know: later versions may add fields. A field is
 removed, or gets another meaning, only with a new major version. LSNs are texts like ``0/16B3748``. Times are ISO 8601
@@ -185,63 +186,6 @@ class StatusDocument(_StatusDocument, total=False):
     """Only if the setting ``messages`` asks for messages."""
 
 
-class PositionsDocument(TypedDict):
-    """What ``pgcdc positions --json`` prints."""
-
-    source: str
-    """The source's flush LSN."""
-    write_lsn: str | None
-    """Changes up to here are received."""
-    flush_lsn: str | None
-    """Changes up to here are durable in the change log."""
-    replay_lsn: str | None
-    """All followed tables hold the changes up to here."""
-    endpos: str | None
-    """Where following ends, if ``pgcdc until`` was given an LSN."""
-    apply: str
-    """``running`` or ``paused``."""
-    at_work: str | None
-    """The command that writes to the lake."""
-
-
-class ExampleDocument(TypedDict):
-    """A row that differs."""
-
-    kind: str
-    """``different``, ``missing`` (in the mirror) or ``extra`` (in the mirror)."""
-    key: dict[str, str | None]
-    columns: list[str]
-    """The columns that differ, if the kind is ``different``."""
-
-
-class ComparedDocument(TypedDict):
-    """The comparison of one table."""
-
-    name: str
-    verdict: str
-    """``equal``, ``unknown``, ``differs``, ``not_compared`` or ``failed``."""
-    lsn: str | None
-    """Both sides were compared as they were at this LSN."""
-    source_rows: int
-    mirror_rows: int
-    missing: int
-    """Rows that only the source has."""
-    extra: int
-    """Rows that only the mirror has."""
-    different: int
-    """Rows of the same key with other values."""
-    reason: str | None
-    examples: list[ExampleDocument]
-
-
-class VerifyDocument(TypedDict):
-    """What ``pgcdc verify --json`` prints."""
-
-    ok: bool
-    """Whether no table differs and all tables were compared."""
-    tables: list[ComparedDocument]
-
-
 class CopiedDocument(TypedDict):
     """A table that the run copied."""
 
@@ -346,14 +290,3 @@ class MaintainDocument(TypedDict):
     """Tables that the next maintenance handles."""
     failed: list[MirrorFailureDocument]
     seconds: float
-
-
-DOCUMENTS = {
-    "status": StatusDocument,
-    "positions": PositionsDocument,
-    "verify": VerifyDocument,
-    "sync": SyncDocument,
-    "setup": SetupDocument,
-    "maintain": MaintainDocument,
-}
-"""The documents by command."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pgcdc_assets.checks.documents import PositionsDocument
+from typing_extensions import TypedDict
+
 from pgcdc_assets.checks.status import lowest_replayed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.flow import lock
@@ -21,6 +22,25 @@ _WRITTEN = """
 SELECT r.write_lsn::text FROM pg_catalog.pg_replication_slots s
 JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name = %s
 """
+
+
+class PositionsDocument(TypedDict):
+    """What ``pgcdc positions --json`` prints."""
+
+    source: str
+    """The source's flush LSN."""
+    write_lsn: str | None
+    """Changes up to here are received."""
+    flush_lsn: str | None
+    """Changes up to here are durable in the change log."""
+    replay_lsn: str | None
+    """All followed tables hold the changes up to here."""
+    endpos: str | None
+    """Where following ends, if ``pgcdc until`` was given an LSN."""
+    apply: str
+    """``running`` or ``paused``."""
+    at_work: str | None
+    """The command that writes to the lake."""
 
 
 @dataclass(frozen=True)

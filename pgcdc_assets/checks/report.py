@@ -11,13 +11,52 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Self
 
-from pgcdc_assets.checks.documents import ComparedDocument, VerifyDocument
+from typing_extensions import TypedDict
+
 from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import StoreFailed, UsageError
 from pgcdc_assets.store import storage
+
+
+class ExampleDocument(TypedDict):
+    """A row that differs."""
+
+    kind: str
+    """``different``, ``missing`` (in the mirror) or ``extra`` (in the mirror)."""
+    key: dict[str, str | None]
+    columns: list[str]
+    """The columns that differ, if the kind is ``different``."""
+
+
+class ComparedDocument(TypedDict):
+    """The comparison of one table."""
+
+    name: str
+    verdict: str
+    """``equal``, ``unknown``, ``differs``, ``not_compared`` or ``failed``."""
+    lsn: str | None
+    """Both sides were compared as they were at this LSN."""
+    source_rows: int
+    mirror_rows: int
+    missing: int
+    """Rows that only the source has."""
+    extra: int
+    """Rows that only the mirror has."""
+    different: int
+    """Rows of the same key with other values."""
+    reason: str | None
+    examples: list[ExampleDocument]
+
+
+class VerifyDocument(TypedDict):
+    """What ``pgcdc verify --json`` prints."""
+
+    ok: bool
+    """Whether no table differs and all tables were compared."""
+    tables: list[ComparedDocument]
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pgcdc_assets.checks.documents import DOCUMENTS
 from pgcdc_assets.checks.status import refused
 from pgcdc_assets.cli.main import pgcdc
 from pgcdc_assets.errors import SettingsError, StoreFailed, WrongLake, WrongSource
 from tests import jsondocuments
+from tests.jsondocuments import DOCUMENTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
 
