@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, zip_longest
@@ -69,21 +69,16 @@ def compare_sides(source: SourceSide, mirror: MirrorSide, read: SourceDigests | 
         for job in [pool.submit(_digest, side, comparison.key, seed, store) for side, store in sides]:
             job.result()
         found = compare(here, there, EXAMPLES)
+        examples: list[Example] = []
+        if found.total:
+            with suppress(CopyOutdated):  # The table was truncated or altered after the comparison.
+                examples = _examples(source, mirror, seed, found)
         report = TableReport(
             comparison.table.name, here.rows, there.rows, found.missing, found.extra, found.different,
-            tuple(_shown_examples(source, mirror, seed, found)) if found.total else (),
-            updates_seen=comparison.table.updates_seen,
+            tuple(examples), updates_seen=comparison.table.updates_seen,
         )  # fmt: skip
         reasons = [_of_inserts_only(report), *map(str, comparison.table.outside)]
         return replace(report, reason="; ".join(reason for reason in reasons if reason) or None)
-
-
-def _shown_examples(source: SourceSide, mirror: MirrorSide, seed: Seed, found: Differences) -> list[Example]:
-    """Examples of rows that differ. Empty if the table was truncated or altered after the comparison."""
-    try:
-        return _examples(source, mirror, seed, found)
-    except CopyOutdated:
-        return []
 
 
 def _of_inserts_only(report: TableReport) -> str | None:
@@ -280,19 +275,14 @@ def compare(source: DigestStore, mirror: DigestStore, examples: int) -> Differen
     """Compare both sides as multisets of rows. A row without an equal row on the other side is ``different`` if both
     sides have its key. Otherwise it is missing or extra."""
     found = Differences()
-    for left, right in _buckets(source, mirror):
-        keys, surplus, lack = _unmatched(left, right)
+    for number in range(source.buckets):
+        keys, surplus, lack = _unmatched(source.bucket(number), mirror.bucket(number))
         changed = np.minimum(surplus, lack)
         for kind, count in (("different", changed), ("missing", surplus - changed), ("extra", lack - changed)):
             setattr(found, kind, getattr(found, kind) + int(count.sum()))
             room = examples - len(found.keys[kind])
             found.keys[kind] += [int(key) for key in keys[count > 0][:room]]
     return found
-
-
-def _buckets(source: DigestStore, mirror: DigestStore) -> Iterator[tuple[npt.NDArray[np.void], npt.NDArray[np.void]]]:
-    for number in range(source.buckets):
-        yield source.bucket(number), mirror.bucket(number)
 
 
 def _unmatched(left: npt.NDArray[np.void], right: npt.NDArray[np.void]) -> tuple[Digests, Ints, Ints]:
