@@ -48,12 +48,11 @@ def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
         if (count := len(duckdb.extract_statements(wanted))) != 1:
             raise UsageError(f"has {count} statements; write exactly one", thing="query")
         point.in_duckdb(wanted, lambda connection: _write(connection, wanted, form))
-    except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
-        raise click.ClickException(str(error)) from None
     except duckdb.Error as error:
-        # The message may quote a row's value, which no JSON line contains.
-        told = [f"the query failed: {type(error).__name__}"] if logs.as_json() else str(error).splitlines()
-        raise click.ClickException("\n".join(map(visible, told))) from None
+        # The message may quote a row's value, which no JSON line contains. These three are raised before rows are read.
+        before = isinstance(error, duckdb.ParserException | duckdb.BinderException | duckdb.CatalogException)
+        told = str(error) if before or not logs.as_json() else f"the query failed: {type(error).__name__}"
+        raise click.ClickException("\n".join(visible(line) for line in told.splitlines())) from None
     except BrokenPipeError:
         raise
     except OSError as error:
