@@ -99,7 +99,7 @@ class Movement:
         found = []
         if source is not None and source.slot is None:
             found.append("the slot does not exist")
-        elif source is not None and source.slot.lost:
+        elif source is not None and source.slot is not None and source.slot.lost:
             found.append("the slot is lost")
         if lake is not None and lake.answers and lake.point is None:
             found.append("no consistent point was published yet")

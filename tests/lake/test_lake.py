@@ -83,4 +83,5 @@ def test_a_value_of_a_wrong_type_is_refused_by_every_call(tmp_path: Path, wrong:
 
 def test_a_number_of_another_library_is_an_lsn(tmp_path: Path) -> None:
     ConsistentPoints(Layout.of(tmp_path)).publish(Lsn(100), {}, {})
-    assert Lake(tmp_path).at(np.int64(100)).lsn == 100
+    number: Any = np.int64(100)
+    assert Lake(tmp_path).at(number).lsn == 100
