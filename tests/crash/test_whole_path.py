@@ -212,6 +212,7 @@ def watched_spark(spark: SparkSession, fault_folder: Path) -> SparkSession:
     return spark
 
 
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(60)
 def test_every_published_point_equals_the_source(

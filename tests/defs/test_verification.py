@@ -86,6 +86,7 @@ def materialized(instance: dg.DagsterInstance, rig: Rig) -> dict[str, dg.AssetCh
     return {check.asset_key.path[-1]: check for check in found}
 
 
+@pytest.mark.long
 def test_the_check_compares_every_table_at_one_lsn(rig: Rig, instance: dg.DagsterInstance) -> None:
     rig.started()
     rig.commit("UPDATE t SET v = 'new' WHERE id < 5", "DELETE FROM u WHERE a = 7")

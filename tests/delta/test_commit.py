@@ -43,7 +43,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 60), max_si
 
 
 @given(STEPS)
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_version_holds_the_rows_of_the_model(tmp_path: Path, steps: list[tuple[int, set[int]]]) -> None:
     """Versions are read across checkpoints, and also from the log without an open handle."""
     shutil.rmtree(tmp_path / "public", ignore_errors=True)

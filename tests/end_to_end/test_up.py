@@ -122,6 +122,7 @@ def test_change_after_an_idle_run_is_applied_by_the_next_run(up: Served) -> None
     assert status_of(up, 5) == "second"
 
 
+@pytest.mark.long
 def test_sigterm_ends_all_processes_of_up(up: Served) -> None:
     """The signal arrives during a run. This must be the last test of the fixture ``up``, because it ends `pgcdc up`."""
     up.follow("UPDATE public.orders SET status = 'late' WHERE id = 10")

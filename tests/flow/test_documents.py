@@ -29,6 +29,7 @@ def _status(rig: Rig) -> Any:
     return checked("status", status(rig.settings).to_json())
 
 
+@pytest.mark.long
 def test_the_documents_of_a_project_from_copy_to_maintenance(rig: Rig) -> None:
     rig.setup()
     first = checked("sync", sync_json(rig.sync()))

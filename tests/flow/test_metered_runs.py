@@ -34,6 +34,7 @@ def scraped(metrics: Metrics) -> Samples:
     return samples(exposed(metrics))
 
 
+@pytest.mark.long
 def test_metrics_of_a_sync_that_follows_and_of_a_sync_that_ended(rig: Rig) -> None:
     assert WRITE_SECONDS < 15, "less than between two scrapes"
     rig.setup()

@@ -64,6 +64,7 @@ def _waiting(rig: Rig) -> dict[str, str]:
     return {str(table.name): table.reason or "" for table in found if table.state is TableState.WAITING}
 
 
+@pytest.mark.long
 def test_new_table_waits_for_its_grant_and_is_then_copied(few: Rig, role: str) -> None:
     """A bounded sync copies the other tables, and ends with an error that contains the GRANT. A sync in follow mode
     waits."""

@@ -50,6 +50,7 @@ def streams_again(twins: Twins, first: int) -> None:
     assert twins.streamed.reading.late > late
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_transaction_that_cannot_be_decoded_in_progress_is_received_unstreamed(
     twins: Twins, capfd: pytest.CaptureFixture[str]

@@ -160,7 +160,7 @@ STEPS = st.tuples(
 WORKS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["spill", "spill", "stage", "cut"])), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(STEPS, min_size=15, max_size=60), WORKS, st.booleans())
 def test_log_holds_exactly_the_committed_changes(
     steps: list[tuple[str, int, int]], works: list[tuple[int, str]], finished: bool

@@ -66,7 +66,7 @@ def cases(draw: st.DrawFn) -> tuple[list[pa.DataType], list[tuple[Any, ...]], li
 
 
 @given(cases())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_exactly_the_keys_of_the_source_are_found(case: tuple[Any, ...]) -> None:
     kinds, source, target = case
     columns = [FeedColumn(f"c{place}", f"k{place}", place + 1, True) for place in range(len(kinds))]

@@ -44,12 +44,13 @@ def hold(
 KNOWN = (
     # Story 905 has an ATTACH and a DETACH between two catalog checks, which were once not noticed.
     pytest.param(9, range(5, 6), id="tables, following"),
-    pytest.param(2, range(SIZE), id="schema via root", marks=pytest.mark.long),
-    pytest.param(9, range(SIZE), id="tables, following, all", marks=pytest.mark.long),
-    pytest.param(1, range(SIZE), id="all tables", marks=pytest.mark.long),
+    pytest.param(2, range(SIZE), id="schema via root"),
+    pytest.param(9, range(SIZE), id="tables, following, all"),
+    pytest.param(1, range(SIZE), id="all tables"),
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "places"), KNOWN)
 @pytest.mark.takes(60)
 @pytest.mark.timeout(900)  # On a busy machine. On an idle machine the test takes a minute.

@@ -93,13 +93,13 @@ def received(version_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFa
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test with the oldest and newest version, and in the long set with all versions, unless its marker lists
+    """Runs a test with the oldest version, and in the long set with all versions, unless its marker lists
     versions."""
     if "version_server" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("versions")
-    chosen = marker.args if marker else (VERSIONS[0], VERSIONS[-1])
-    long = marker.kwargs.get("long", ()) if marker else VERSIONS[1:-1]
+    chosen = marker.args if marker else VERSIONS[:1]
+    long = marker.kwargs.get("long", ()) if marker else VERSIONS[1:]
     params = [pytest.param(number, id=f"pg{number}") for number in chosen]
     params += [pytest.param(number, id=f"pg{number}", marks=pytest.mark.long) for number in long]
     metafunc.parametrize("version_server", params, indirect=True, scope="session")
