@@ -40,7 +40,7 @@ SEED: Final = os.environ.get("PGCDC_TEST_SEED") or str(random.SystemRandom().ran
 os.environ["PGCDC_TEST_SEED"] = SEED
 
 _OF_UP: Final = ("tests/end_to_end/test_browser.py", "tests/end_to_end/test_up.py")
-_APART: Final = tuple(f"tests/{folder}/" for folder in ("crash", "migrations", "power", "property", "workloads"))
+_APART: Final = tuple(f"tests/{folder}/" for folder in ("crash", "migrations", "power", "property"))
 """Folders whose tests share only session fixtures, so that each test may run in any worker."""
 _VERSION: Final = re.compile(r"\[(pg\d+)")
 

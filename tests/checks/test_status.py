@@ -13,14 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from psycopg import sql
 
 from pgcdc_assets.checks.health import TableFacts
 from pgcdc_assets.checks.status import Status, status
-from pgcdc_assets.core.catalog import Catalog, Table
+from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
@@ -28,18 +26,16 @@ from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.spill import PREPARED, PreparedFolder
 from pgcdc_assets.log.transactions import PreparedKey, PreparedTransaction
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
 from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.source.catalog.tables import read_catalog
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store import lease
 from pgcdc_assets.store.local import path_of
-from tests.deltatables import commit, publish_at
+from tests.deltatables import publish_at
 from tests.fix_postgres import Database
 from tests.projectfiles import CATALOG_FILE
 
@@ -243,52 +239,6 @@ def test_a_table_without_identity_is_reported(project: Project) -> None:
     project.setup()
     assert project.status().ok
     assert "updates and deletes are not replicated" in project.problem("table public.c")
-
-
-@pytest.mark.long
-def test_an_existing_table_whose_mirror_is_no_longer_followed_is_reported(project: Project) -> None:
-    """The problem is still reported after a run has saved a catalog without the table, until the table is replicated
-    again."""
-    catalog = project.setup()
-    start = project.log(catalog)
-    for table in catalog.tables:
-        _mirrored(project, table, start)
-    assert project.status().ok
-    with project.source.connect() as conn:
-        # A deployment may replace a table by another table (a), or drop it and create it again (b).
-        conn.execute("CREATE TABLE a_new (id int PRIMARY KEY); ALTER TABLE a RENAME TO a_old; "
-                     "ALTER TABLE a_new RENAME TO a; DROP TABLE b; CREATE TABLE b (id int PRIMARY KEY)")  # fmt: skip
-        with connect(project.source.conninfo) as own:
-            save_catalog(read_catalog(own, catalog.identity, catalog.publications), CATALOG_FILE)
-        for name in ("a", "b"):
-            found = project.problem(f"table public.{name}")
-            assert "is no longer published, or is a new table with the same name" in found
-            assert f"its mirror stays at {start}" in found
-        assert not project.status().ok
-        project.setup()
-        assert not [p for p in project.status().problems if "mirror" in p.what or "not published" in p.what]
-
-        conn.execute("DROP TABLE b; CREATE TABLE c (id int PRIMARY KEY)")
-        with connect(project.source.conninfo) as own:
-            save_catalog(read_catalog(own, catalog.identity, catalog.publications), CATALOG_FILE)
-    assert f"stays at {start} and is no longer updated" in project.problem("mirror public.b")
-    assert "is selected by the setting `tables`, but is not published" in project.problem("table public.c")
-    assert project.status().ok
-
-
-def _mirrored(project: Project, table: Table, at: Lsn) -> None:
-    """Makes a mirror without rows, as copied at this LSN."""
-    layout = project.settings.layout
-    path = layout.mirror(table.name)
-    identity = ChangeLog(layout).identity
-    write_deltalake(str(path), pa.table({"id": pa.array([], pa.int32())}))
-    (first,) = path_of(path / "_delta_log").glob("*0.json")
-    # Spark must write this table property, because delta-rs writes only properties that it knows.
-    ours = f'"configuration":{{"{IDENTITY}":"{identity.app_id()}"'
-    first.write_text(first.read_text().replace('"configuration":{', ours))
-    mirror = Mirrors(layout, identity).open(table.name)
-    commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: at})
-    TableStates(layout).set(table, TableState.CATCHING_UP, at)
 
 
 def test_a_publication_of_another_owner_need_not_list_all_tables(project: Project) -> None:

@@ -177,25 +177,6 @@ def test_missing_and_extra_rows_are_counted_and_named(lake: Lake) -> None:
     assert not report.ok
 
 
-def test_there_are_at_most_ten_examples_and_some_of_every_kind(lake: Lake) -> None:
-    lake.script(
-        "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t SELECT i, 'n' FROM generate_series(1, 60) i",
-    )
-    lake.write("t", NOTE_SCHEMA, _notes(*((i, "m") for i in range(31, 91))))
-    table = lake.only()
-    assert (table.missing, table.extra, table.different) == (30, 30, 30)
-    assert len(table.examples) == 10
-    assert {example.kind for example in table.examples} == {"missing", "extra", "different"}
-
-
-def test_an_empty_table_equals_only_an_empty_mirror(lake: Lake) -> None:
-    lake.script("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    lake.write("t", NOTE_SCHEMA, [])
-    assert lake.verify().ok
-    lake.write("t", NOTE_SCHEMA, _notes((1, None)))
-    assert lake.only().extra == 1
-
-
 def test_rows_without_a_key_are_compared_as_a_multiset(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int, note text); ALTER TABLE t REPLICA IDENTITY FULL;"
@@ -222,16 +203,6 @@ def test_null_and_empty_text_differ_in_a_table_with_one_column(lake: Lake) -> No
     assert lake.verify().ok
     lake.write("t", schema, [{"note": None}, {"note": ""}, {"note": ""}])
     assert not lake.verify().ok
-
-
-def test_rows_of_a_table_without_columns_are_counted(lake: Lake) -> None:
-    lake.script(
-        "CREATE TABLE t (); ALTER TABLE t REPLICA IDENTITY FULL;"
-        "INSERT INTO t DEFAULT VALUES; INSERT INTO t DEFAULT VALUES",
-    )
-    lake.write("t", mirrors.mirror_schema(), [{"_pgcdc_commit_lsn": 1}])
-    table = lake.only()
-    assert (table.source_rows, table.mirror_rows, table.missing) == (2, 1, 1)
 
 
 def test_keys_of_several_columns_may_have_values_that_do_not_fit(lake: Lake) -> None:
@@ -448,22 +419,6 @@ def test_a_point_at_another_lsn_is_refused(lake: Lake) -> None:
         verify(settings, lake.catalog(), None, lambda lsn: Point(Lsn(1), {}))
 
 
-def test_the_report_can_be_written_as_json(lake: Lake) -> None:
-    lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
-    lake.write("t", NOTE_SCHEMA, _notes((1, "b")))
-    report = lake.verify()
-    assert report.to_json() == {
-        "ok": False,
-        "tables": [
-            {
-                "name": "public.t", "verdict": "differs", "lsn": str(report.tables[0].lsn),
-                "source_rows": 1, "mirror_rows": 1, "missing": 0, "extra": 0, "different": 1,
-                "reason": None, "examples": [{"kind": "different", "key": {"id": "1"}, "columns": ["note"]}],
-            }
-        ],
-    }  # fmt: skip
-
-
 # What is not compared, and why -------------------------------------------------------------------
 
 
@@ -569,12 +524,6 @@ def test_a_table_truncated_after_every_snapshot_is_not_compared(lake: Lake) -> N
         "run `pgcdc verify` again"
     )
     assert in_a_sentence(report) == "no table differs; tables could not be compared: public.t"
-
-
-def test_no_new_snapshot_is_taken_after_the_time_limit(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_module, "AGAIN_SECONDS", 0.0)
-    altered, _ = _beside(lake, after_snapshot="TRUNCATE t").tables
-    assert "in one attempt" in (altered.reason or "")
 
 
 def test_a_difference_decides_the_exit_code(lake: Lake) -> None:

@@ -142,13 +142,6 @@ def test_a_copy_of_the_lake_is_refused_while_the_original_exists(noted: Shell) -
     assert load_note(STATE_FOLDER).lake == str(noted.folder / "copied")
 
 
-def test_a_copied_project_is_refused_while_the_original_exists(noted: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = noted.folder.with_name("copied")
-    shutil.copytree(noted.folder, copied)
-    monkeypatch.chdir(copied)
-    assert "is a copy of this project's lake" in noted.pgcdc("sync", expect=2)
-
-
 @pytest.mark.parametrize("mine", [True, False])
 def test_teardown_removes_the_lake_but_no_files_of_other_programs(noted: Shell, mine: bool) -> None:
     if mine:
@@ -178,13 +171,6 @@ def test_teardown_drops_the_slot_even_if_the_lake_cannot_be_written(noted: Shell
     assert "could not be moved aside: Read-only file system; make the lake writable, and run `pgcdc teardown`" in said
     assert "kept the change log as" in noted.pgcdc("teardown", "--yes")
     noted.pgcdc("setup")
-
-
-def test_teardown_changes_nothing_if_an_unwritable_lake_is_locked(noted: Shell) -> None:
-    with lake_lock(Settings.load().layout, "sync"), noted.patch.context() as patch:
-        patch.setattr("pgcdc_assets.store.lease._opened", _read_only)
-        noted.pgcdc("teardown", "--yes", expect=1)
-    assert traces(noted.database)
 
 
 def test_teardown_drops_the_slot_even_if_the_store_does_not_answer(noted: Shell) -> None:
@@ -244,34 +230,6 @@ def test_another_project_cannot_take_over_the_slot(synced: Shell, monkeypatch: p
     synced.set(LAKE=str(synced.folder / "lake"))
     synced.pgcdc("setup")
     synced.pgcdc("sync")
-
-
-@pytest.mark.long
-def test_of_two_projects_with_the_same_settings_only_one_gets_the_slot(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither project had a lake at its setup. The project that syncs first gets the slot."""
-    shell.pgcdc("setup")
-    other = shell.folder.with_name("other")
-    other.mkdir()
-    monkeypatch.chdir(other)
-    shell.pgcdc("setup")
-    shell.pgcdc("pause", "apply")
-    _write(shell, 1)
-    shell.pgcdc("sync")
-    at = confirmed(shell)
-    monkeypatch.chdir(shell.folder)
-    assert "was read before" in shell.pgcdc("sync", expect=2)
-    assert confirmed(shell) == at
-
-
-@pytest.mark.long
-def test_before_the_first_sync_the_lake_may_be_moved(shell: Shell) -> None:
-    shell.pgcdc("setup")
-    shell.set(LAKE="elsewhere")
-    shell.pgcdc("pause", "apply")
-    shell.pgcdc("sync")
-    assert load_note(STATE_FOLDER).lake == str(shell.folder / "elsewhere")
 
 
 @pytest.mark.parametrize("content", ['{"lake": 1', "[" * 100_000], ids=["torn", "deep"])

@@ -14,7 +14,6 @@ from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.requests import place_verify_request
 from pgcdc_assets.project import INSTANCE_YAML, dagster_home, workspace_file
 from pgcdc_assets.settings import STATE_FOLDER
-from pgcdc_assets.store.localfiles import private_log
 from tests.cli.conftest import Shell
 
 
@@ -63,17 +62,3 @@ def test_an_empty_dagster_home_gets_our_settings(tmp_path: Path, monkeypatch: py
     (tmp_path / "anything").touch()
     dagster_home()
     assert not (tmp_path / "dagster.yaml").exists()
-
-
-def test_a_large_log_file_is_moved_aside(tmp_path: Path) -> None:
-    log = tmp_path / "made" / "run.log"
-    for text in (b"first\n", b"second\n"):
-        with private_log(log) as file:
-            file.write(text)
-    assert log.read_bytes() == b"first\nsecond\n"
-    log.write_bytes(bytes(10 << 20) + b"x")
-    with private_log(log) as file:
-        file.write(b"third\n")
-    assert log.read_bytes() == b"third\n"
-    assert log.with_name("run.log.1").stat().st_size == (10 << 20) + 1
-    assert mode(log.parent) == 0o700

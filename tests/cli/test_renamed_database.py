@@ -61,16 +61,6 @@ def test_a_project_continues_after_its_database_was_renamed(renamed: Shell) -> N
     assert log.position() > before
 
 
-@pytest.mark.long
-def test_a_project_can_be_set_up_again_after_the_rename(renamed: Shell) -> None:
-    """The lake has recorded the old name of the database."""
-    name = renamed.database.name
-    CATALOG_FILE.unlink()
-    renamed.set(SOURCE=renamed.database.server.conninfo_of(f"{name}_new"))
-    renamed.pgcdc("setup")
-    renamed.pgcdc("sync")
-
-
 def test_a_clone_with_the_old_name_is_refused(renamed: Shell) -> None:
     name = renamed.database.name
     with as_admin(renamed) as conn:

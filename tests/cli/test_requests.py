@@ -5,15 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from pgcdc_assets.checks import positions
-from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.receive.progressfile import Announcement
-from pgcdc_assets.store import lease
 from tests.cli.conftest import Shell
 
 
@@ -75,28 +70,3 @@ def test_without_a_project_the_commands_advise_setup(shell: Shell) -> None:
     for arguments in (["until", "1/0"], ["pause", "apply"], ["positions"]):
         assert "run `pgcdc setup`" in shell.pgcdc(*arguments, expect=1)
     assert not any(name.startswith("lake") for name in shell.files())
-
-
-@pytest.mark.long
-def test_status_shows_what_the_server_decoded(shell: Shell) -> None:
-    shell.pgcdc("setup")
-    found = json.loads(shell.pgcdc("status", "--json", expect=None))
-    assert found["slot"]["decoded"].keys() >= {"total_txns", "spill_bytes", "stream_bytes"}
-    assert "spilled on the source" in shell.pgcdc("status", expect=None)
-
-
-@pytest.mark.long
-def test_status_shows_what_was_received_before_its_commit(shell: Shell) -> None:
-    shell.pgcdc("setup")
-    assert json.loads(shell.pgcdc("status", "--json"))["in_progress"] is None
-    assert "in progress" not in shell.pgcdc("status")
-    since = datetime.now(UTC) - timedelta(minutes=2, seconds=1)
-    with lease.held(Layout.of("lake").in_progress) as held:
-        assert held is not None
-        held.write(Announcement(2, 34_567_890, 771, Lsn.parse("0/1A2B3C4"), since).to_line())
-        said = "2 transactions, 34,567,890 bytes received; the oldest, xid 771, for 2 minutes, from 0/1A2B3C4 on"
-        assert f"in progress          {said}\n" in shell.pgcdc("status")
-        found = json.loads(shell.pgcdc("status", "--json"))["in_progress"]
-        assert found["oldest"].pop("age_seconds") >= 121
-        assert found == {"transactions": 2, "bytes": 34_567_890, "oldest": {"xid": 771, "lsn": "0/1A2B3C4"}}
-    assert "in progress" not in shell.pgcdc("status")

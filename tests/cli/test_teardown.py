@@ -220,30 +220,3 @@ def test_the_advice_is_shown_once_if_one_of_two_publications_is_missing(shell: S
     said = shell.pgcdc("status", expect=1)
     assert said.count("run `pgcdc teardown`, then `pgcdc setup` and") == 1
     assert "; run `pgcdc setup`" not in said
-
-
-@pytest.mark.long
-def test_a_missing_publication_gets_the_same_advice_from_every_command(
-    shell: Shell, conn: psycopg.Connection, sharing: tuple[Path, Path]
-) -> None:
-    """The project works after the advice was followed, even if its publication was made by another project."""
-    first, second = sharing
-    in_project(shell, second, "second")
-    shell.pgcdc("pause", "apply")
-    shell.pgcdc("sync")
-    in_project(shell, first, "s")
-    shell.pgcdc("teardown", "--yes", "--shared")
-    in_project(shell, second, "second")
-    assert left(conn) == {
-        f"slot second_{shell.database.name}",
-        f"publication pgcdc_assets_second_{shell.database.name}",
-    }
-    for command in ("status", "setup", "sync"):
-        said = shell.pgcdc(command, expect=1)
-        assert "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`, which copies all tables again" in said, said
-        assert "run `pgcdc setup`;" not in said
-    shell.pgcdc("teardown", "--yes")
-    shell.pgcdc("setup")
-    shell.pgcdc("pause", "apply")
-    shell.pgcdc("sync")
-    assert "does not exist" not in shell.pgcdc("status", expect=None)

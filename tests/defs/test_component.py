@@ -13,11 +13,11 @@ import dagster as dg
 import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
-from pgcdc_assets import PgcdcComponent, PgcdcTable, PgcdcTranslator, build_pgcdc_defs
+from pgcdc_assets import PgcdcComponent, build_pgcdc_defs
 from pgcdc_assets.defs.component import PgcdcFreshness
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.project import save_catalog
-from tests.defs.catalogs import ODD, catalog_of
+from tests.defs.catalogs import catalog_of
 
 GUIDES = Path(__file__).parents[2] / "docs/guides"
 DSN = "host=db.example.org dbname=shop password=geheim"
@@ -120,26 +120,6 @@ def test_two_sources_and_the_users_own_assets_load_in_one_code_location(tmp_path
     dg.Definitions.validate_loadable(defs)
     assert {"shop/public/orders", "crm/public/orders", "report"} <= keys_of(defs)
     assert {job.name for job in defs.resolve_all_job_defs()} >= {"shop_sync", "crm_sync", "shop_repair", "crm_maintain"}
-
-
-def test_tables_with_odd_names_have_different_asset_keys(tmp_path: Path) -> None:
-    save_catalog(catalog_of(*ODD), tmp_path / "state" / "catalog.json")
-    defs = build_pgcdc_defs("shop", DSN, tmp_path / "lake", tmp_path / "state", key_prefix=["acme"])
-    keys = keys_of(defs)
-    assert len(keys) == 4 * len(ODD) + 3
-    assert all(key.startswith("acme/shop/") for key in keys)
-
-
-def test_a_translator_may_choose_any_key(tmp_path: Path) -> None:
-    class Renamed(PgcdcTranslator):
-        def get_asset_spec(self, data: PgcdcTable) -> dg.AssetSpec:
-            return super().get_asset_spec(data).replace_attributes(key=["bronze", data.stage, data.table.name.name])
-
-    (defs,) = sources(tmp_path, "shop", translator=Renamed())
-    assert {f"bronze/{stage}/orders" for stage in ("mirror", "changes", "snapshot")} <= keys_of(defs)
-    mirror = defs.resolve_asset_graph().get(dg.AssetKey(["bronze", "mirror", "orders"]))
-    (dep,) = mirror.metadata["dagster/column_lineage"].value.deps_by_column["id"]
-    assert dep.asset_key == dg.AssetKey(["bronze", "changes", "orders"])
 
 
 def test_the_lineage_of_a_column_begins_at_the_source(tmp_path: Path) -> None:

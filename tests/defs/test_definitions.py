@@ -12,13 +12,11 @@ import pytest
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.defs.pipeline import pipeline
 from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.project import INSTANCE_YAML, WORKSPACE_YAML, enter_project, save_catalog
 from pgcdc_assets.settings import Settings
 from tests.defs.catalogs import NAMES, ODD, catalog_of
-from tests.defs.doubles import QUIET
 from tests.projectfiles import CATALOG_FILE
 
 ROOT = Path(__file__).parents[2]
@@ -60,73 +58,10 @@ def test_messages_are_an_asset_if_the_setting_chooses_messages() -> None:
     assert parents(defs)["pgcdc/messages"] == {"pgcdc/change_log"}
 
 
-def test_odd_names_load_and_never_collide() -> None:
-    graph = parents(load(catalog_of(*ODD)))
-    assert len(graph) == 3 + 4 * len(ODD)
-
-
 def test_without_a_catalog_the_graph_is_empty_and_loads() -> None:
     defs = load(None)
     assert parents(defs) == {}
     assert defs.resolve_job_def("pgcdc_sync").name == "pgcdc_sync"
-
-
-def test_two_sources_and_the_users_own_definitions_merge(
-    instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The user's definitions have their own executor and resources, with names that pgcdc's resources could have
-    had."""
-    monkeypatch.chdir(tmp_path)
-    catalog, sources = catalog_of(("public", "orders")), ("shop", "billing")
-
-    @dg.asset(deps=[dg.AssetKey([name, "public", "orders"]) for name in sources])
-    def report(engines: dg.ResourceParam[str]) -> dg.MaterializeResult[None]:
-        return dg.MaterializeResult(metadata={"engines": engines})
-
-    @dg.job
-    def sync() -> None: ...
-
-    own = dg.Definitions(assets=[report], jobs=[sync], executor=dg.multiprocess_executor,
-                         resources={"engines": "own", "pyspark": "own", "source": "own"})  # fmt: skip
-    defs = dg.Definitions.merge(*(pipeline(Replication(Settings(name=name)), catalog) for name in sources), own)
-    dg.Definitions.validate_loadable(defs)
-    repository = defs.get_repository_def()
-    jobs = [name for name in repository.job_names if not name.startswith("__")]
-    assert {*jobs} == {"sync", *(job for name in sources for job in (*Names(name).jobs, f"{name}_verify"))}
-    assert all(repository.get_job(name).executor_def is dg.multiprocess_executor for name in jobs)
-    graph = parents(defs)
-    assert graph["report"] == {f"{name}/public/orders" for name in sources}
-    assert len(graph) == 1 + 2 * 7
-    for name in sources:
-        sensor, resources = repository.get_sensor_def(f"{name}_sync_sensor"), repository.get_top_level_resources()
-        with dg.build_sensor_context(instance=instance, resources=resources) as context:
-            ticked = sensor.evaluate_tick(context)
-        assert ticked.skip_message == "nothing is set up yet: run `pgcdc setup`"
-        schedule = repository.get_schedule_def(f"{name}_maintenance_schedule")
-        assert schedule.job_name == f"{name}_maintain"
-    result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
-        instance=instance, asset_selection=[dg.AssetKey("report")], run_config={"loggers": QUIET}
-    )
-    (event,) = result.asset_materializations_for_node("report")
-    assert event.metadata["engines"].value == "own"
-
-
-def test_names_of_two_sources_never_collide() -> None:
-    """This also holds if the name of one source begins with the name of the other: ``shop`` and ``shop_sync``."""
-    defs = pipeline(Replication(Settings(name="shop", messages=("app",))), catalog_of(*ODD))
-    repository = defs.get_repository_def()
-    jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
-    nodes = {node.name for job in repository.get_all_jobs() for node in job.all_node_defs} - {"__ASSET_JOB"}
-    partitions = {str(found.name) for found in (Names("shop").lsn_ranges, Names("shop").snapshot_ranges)}
-    for names in (
-        nodes | {job.name for job in jobs}, set(defs.resources or {}), partitions | {Names("shop").owner},
-        {sensor.name for sensor in repository.sensor_defs}, {schedule.name for schedule in repository.schedule_defs},
-    ):  # fmt: skip
-        assert names
-        endings = {name.removeprefix("shop_") for name in names}
-        assert not endings & names
-        for ending in endings:
-            assert not {ending[at + 1 :] for at, letter in enumerate(ending) if letter == "_" and at} & endings
 
 
 def test_mirrors_show_group_kinds_and_columns() -> None:

@@ -68,37 +68,6 @@ def test_a_selection_without_keys_or_with_a_gap_fails(register: RangeRegister) -
         Selection([span(0x30, 0x40).key, span(0x40, 0x50).key], register)
 
 
-ODD = [
-    "2026-01-01", "", "000000000030-000000000020", "000000000020-000000000020", "00000000000010-00000000000020",
-    "000000000018-000000000028", "000000000010-000000000020\n",
-]  # fmt: skip
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("odd", ODD)
-def test_a_key_that_is_no_range_is_reported_and_ignored(
-    register: RangeRegister, instance: dg.DagsterInstance, odd: str
-) -> None:
-    register.add(span(0x10, 0x20))
-    instance.add_dynamic_partitions(RANGES, [odd])
-    assert register.add(span(0x20, 0x30)) == span(0x20, 0x30)
-    assert register.known() == [span(0x10, 0x20), span(0x20, 0x30)]
-    assert register.odd() == [odd]
-    assert register.mend() == []
-    gone = register.prune(Lsn(0x20), Lsn(0x30))
-    assert gone[0] == span(0x10, 0x20)
-    assert register.known() == [span(0x20, 0x30)]
-    if len(gone) > 1:  # This key overlaps a range, so it was deleted.
-        assert gone[1].key == odd
-        return
-    selection = Selection([odd, span(0x20, 0x30).key], register)
-    assert (selection.span, selection.odd) == (span(0x20, 0x30), [odd])
-    assert repr(odd) in selection.told[0]
-    assert "Delete partitions" in selection.told[0]
-    with pytest.raises(BadRange, match="is not a range of the change log"):
-        Selection([odd], register)
-
-
 def test_a_key_above_all_closed_ranges_is_removed(register: RangeRegister, instance: dg.DagsterInstance) -> None:
     """Somebody added the key during a sync. If it stayed, it would be confused with the range that is closed next."""
     register.add(span(0x10, 0x20))

@@ -3,7 +3,6 @@ new cursor. No test starts a JVM."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -27,7 +26,6 @@ from pgcdc_assets.defs.sync import sync_job
 from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.outcomes import OperationKind, recorded
-from pgcdc_assets.log.extent import complete_to
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
@@ -107,14 +105,6 @@ def test_an_unreachable_source_is_reported_without_its_password(
     assert "geheim" not in said
 
 
-@pytest.mark.usefixtures("catalog")
-def test_a_table_to_copy_requests_a_run(instance: dg.DagsterInstance, settings: Settings) -> None:
-    (request,) = look(instance, settings).run_requests or ()
-    assert request.run_config["ops"]["pgcdc_sync_changes"]["config"] == {
-        "follow": True, "max_seconds": 1800.0, "idle_seconds": 30.0, "give_way": True,
-    }  # fmt: skip
-
-
 @pytest.mark.usefixtures("level")
 def test_a_published_change_requests_a_run(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
@@ -142,30 +132,6 @@ def test_sensor_keeps_the_newest_point_of_a_quiet_source_fresh(
     assert points(replace(cursor, fresh=cursor.fresh - 60), freshness=freshness)[0] == found
 
 
-def test_sensor_does_not_keep_the_newest_point_fresh_while_a_change_waits(
-    instance: dg.DagsterInstance, settings: Settings, level: Lsn, conn: psycopg.Connection[Any]
-) -> None:
-    RangeRegister(instance, NAMES).add(LsnRange(Lsn(1), level))
-    conn.execute("INSERT INTO public.t VALUES (1)")
-    result = look(instance, settings, freshness=dg.FreshnessPolicy.time_window(timedelta(minutes=15)))
-    assert not any(isinstance(event, dg.AssetMaterialization) for event in result.asset_events)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("level")
-def test_unpublished_changes_alone_request_no_run(
-    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
-) -> None:
-    conn.execute("INSERT INTO public.unpublished VALUES (1)")
-    result = look(instance, settings, Cursor(Lsn(1), since=time.time() - 3600))
-    assert "nothing published" in why(result)
-    assert Cursor.parse(result.cursor).empty_to > 0
-    # A reader who waits for this position learns that no run needs to bring anything.
-    assert complete_to(settings.layout, ChangeLog(settings.layout).position()) == Cursor.parse(result.cursor).empty_to
-    conn.execute("INSERT INTO public.t VALUES (1)")
-    assert look(instance, settings, Cursor.parse(result.cursor)).run_requests
-
-
 @pytest.mark.usefixtures("level")
 def test_a_new_table_of_a_quiet_source_requests_one_run(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
@@ -189,22 +155,6 @@ def test_a_new_table_that_is_not_selected_requests_no_run(
     first = look(instance, settings)
     conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
     assert "nothing published" in why(look(instance, settings, Cursor.parse(first.cursor)))
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("level")
-def test_a_stream_abort_requests_no_run(
-    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
-) -> None:
-    """PostgreSQL 18 sends Stream Abort when a large transaction with savepoints rolls back. This message is not a
-    published change."""
-    conn.execute(f"ALTER DATABASE {conn.info.dbname} SET logical_decoding_work_mem = '64kB'".encode())
-    for statement in (
-        "BEGIN", "SAVEPOINT s", "INSERT INTO public.t VALUES (0)", "RELEASE s",
-        "INSERT INTO public.t SELECT generate_series(1, 2000)", "ROLLBACK", "INSERT INTO public.unpublished VALUES (2)",
-    ):  # fmt: skip
-        conn.execute(statement.encode())
-    assert "nothing published" in why(look(instance, settings, Cursor(Lsn(1), since=time.time() - 3600)))
 
 
 @pytest.mark.long
@@ -234,18 +184,6 @@ def test_a_run_that_died_is_reported_and_the_next_run_waits(instance: dg.Dagster
     assert found is not None
     assert found.status is dg.DagsterRunStatus.FAILURE
     assert "the last 1 runs failed (slot s: does not exist)" in said
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("level")
-def test_the_sensor_does_not_wait_for_runs_of_another_code_location(
-    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
-) -> None:
-    """In another code location, a job with the name of our job has a failed run and an active run."""
-    for state in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED):
-        instance.create_run_for_job(sync_job(Replication(settings)), status=state)
-    conn.execute("INSERT INTO public.t VALUES (1)")
-    assert look(instance, settings).run_requests
 
 
 @pytest.mark.usefixtures("level")

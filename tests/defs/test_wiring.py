@@ -279,16 +279,6 @@ def test_an_asset_that_depends_on_a_later_published_table_runs_with_our_conditio
     assert third.total_requested == 0
 
 
-def test_a_table_that_no_point_lists_is_not_materialised(instance: dg.DagsterInstance) -> None:
-    publish_at(ConsistentPoints(Settings().layout), 0x20, {ORDERS: 3})
-    report = report_of(span(0x10, 0x20), ORDERS)
-    assert sync(instance, Script(ranges=[report])).success
-    found = instance.fetch_materializations(
-        dg.AssetRecordsFilter(asset_key=NAMES.of_stage("mirror", EVENTS)), limit=1
-    ).records
-    assert not found
-
-
 def test_a_run_has_its_process_as_a_tag_and_passes_its_limits_to_the_engine(instance: dg.DagsterInstance) -> None:
     script = Script()
     result = sync(instance, script, until="0/FF", max_seconds=5.0, idle_seconds=1.0, copy_anew=['"A b".c'])

@@ -134,12 +134,6 @@ def test_no_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert found.number == 2
 
 
-def test_a_folder_without_a_table_has_no_version(tmp_path: Path) -> None:
-    assert open_delta(Location.of(tmp_path / "nowhere")) is None
-    (tmp_path / "t" / "_delta_log").mkdir(parents=True)
-    assert open_delta(Location.of(tmp_path / "t")) is None
-
-
 def test_a_deleted_version_is_reported_as_missing(tmp_path: Path) -> None:
     table = Grown(tmp_path / "t")
     for kind in ("append", "append", "checkpoint", "forget"):

@@ -4,7 +4,6 @@ from a crash."""
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +14,8 @@ import psutil
 import psycopg
 import pytest
 
-from pgcdc_assets.demo.binaries import Runner, programs
+from pgcdc_assets.demo.binaries import Runner
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import MachineError
 from tests.waiting import wait_for
 
 
@@ -46,21 +44,6 @@ def test_server_never_runs_as_root(server: EmbeddedServer) -> None:
     assert server.pid is not None
     assert psutil.Process(server.pid).uids().real != 0
     assert server.folder.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.long
-def test_odd_and_long_folders_get_a_short_socket(tmp_path: Path) -> None:
-    folder = tmp_path / "a, b 'c' %" / ("long" * 30)
-    with EmbeddedServer(folder, fsync=False) as server:
-        assert server.socket_folder != folder
-        with psycopg.connect(server.conninfo) as conn:
-            assert conn.execute("SHOW data_directory").fetchone() == (str(folder / "data"),)
-        assert server.pid is not None
-    assert not server.socket_folder.exists()
-    server.socket_folder.symlink_to(tmp_path)
-    with pytest.raises(MachineError, match="another user"):
-        server.start()
-    server.socket_folder.unlink()
 
 
 @pytest.mark.long
@@ -117,35 +100,6 @@ def test_server_outlives_the_process_that_started_it_only_on_request(tmp_path: P
             wait_for(lambda: not server.running)
     finally:
         server.stop()
-
-
-@pytest.mark.long
-def test_two_concurrent_starts_make_one_server(tmp_path: Path) -> None:
-    program = (
-        "from pathlib import Path; from pgcdc_assets.demo.server import EmbeddedServer\n"
-        f"print(EmbeddedServer(Path({str(tmp_path / 'pg')!r}), fsync=False).start().pid)"
-    )
-    starters = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(2)]
-    pids = {starter.communicate(timeout=60)[0] for starter in starters}
-    server = EmbeddedServer(tmp_path / "pg")
-    try:
-        assert pids == {f"{server.pid}\n".encode()}
-    finally:
-        server.stop()
-
-
-@pytest.mark.long
-def test_programs_in_a_private_folder_are_found(tmp_path: Path) -> None:
-    """The programs are below a private home folder, and initdb uses access(2) to look for the program postgres."""
-    private, package = tmp_path / "home", programs(18).parents[1]
-    for folder in (package, package.with_name(f"{package.name}.libs")):
-        shutil.copytree(folder, private / folder.name, copy_function=os.link, symlinks=True)
-    private.chmod(0o700)
-    own = private / programs(18).relative_to(package.parent)
-    with EmbeddedServer(tmp_path / "pg", fsync=False, programs=own) as server:
-        assert (server.runner.capability is None) == (os.geteuid() != 0)
-        with psycopg.connect(server.conninfo) as conn:
-            assert conn.execute("SHOW data_directory").fetchone() == (str(server.data),)
 
 
 def test_private_parent_folder_needs_one_capability_and_stays_private(server: EmbeddedServer, tmp_path: Path) -> None:

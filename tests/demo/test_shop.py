@@ -12,14 +12,8 @@ from psycopg import sql
 from pgcdc_assets.demo import shop
 from pgcdc_assets.demo.generator import Generator
 from tests.fix_postgres import Database
-from tests.waiting import wait_for
 
 TABLES = ("carts", "customers", "events", "order_lines", "orders", "payments", "products")
-SLOT_CONTENT = """
-SELECT chr(get_byte(data, 0)), count(*)::int
-FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1', 'publication_names', 'all_of_it')
-GROUP BY 1
-"""
 
 
 def test_shop_is_made_once_with_rows_in_every_table(database: Database) -> None:
@@ -45,46 +39,6 @@ def test_two_concurrent_calls_make_one_shop(database: Database) -> None:
     for thread in threads:
         thread.join()
     assert sorted(made) == [False, True]
-
-
-@pytest.mark.long
-def test_traffic_has_every_kind_of_change(database: Database) -> None:
-    shop.ensure(database.conninfo)
-    slot = f"s_{database.name}"
-    with database.connect() as conn:
-        conn.execute("CREATE PUBLICATION all_of_it FOR ALL TABLES")
-        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-        generator = Generator(database.conninfo, rate=400)
-        kinds: dict[str, int] = {}
-
-        def enough() -> bool:
-            """Whether all kinds of changes were seen. This may take long: while other sessions hold locks, the traffic
-            has no imports and truncates."""
-            if generator.transactions <= 1000:
-                return False
-            kinds.update(conn.execute(SLOT_CONTENT, [slot]).fetchall())
-            return {"I", "U", "D", "T"} <= kinds.keys() and imported() > 400
-
-        def imported() -> int:
-            return int(conn.execute("SELECT count(*) FROM events WHERE kind = 'import'").fetchall()[0][0])
-
-        traffic = threading.Thread(target=generator.run)
-        traffic.start()
-        try:
-            wait_for(enough)
-        finally:
-            generator.stop()
-            traffic.join()
-        kinds.update(conn.execute(SLOT_CONTENT, [slot]).fetchall())
-        committed = kinds["C"]
-        assert 0.9 * generator.transactions <= committed <= generator.transactions
-        rows = conn.execute("SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', "
-                            "'1', 'publication_names', 'all_of_it')", [slot])  # fmt: skip
-        updates = [data for (data,) in rows if data[:1] == b"U"]
-        assert any(data[5:6] == b"K" for data in updates), "a key changed"
-        assert any(data[5:6] == b"O" for data in updates), "a row of the table without a key changed"
-        never = conn.execute("SELECT count(*) FROM events WHERE kind = 'never seen'").fetchone()
-        assert never == (0,)
 
 
 def test_generator_stops_at_once_and_raises_the_error_of_a_session(database: Database) -> None:

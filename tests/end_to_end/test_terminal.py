@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pgcdc_assets.core.lsn import Lsn
 from tests.end_to_end.command import Project
 from tests.end_to_end.terminal import ends, terminal
 from tests.fix_postgres import Database
@@ -39,28 +36,3 @@ def test_follow_shows_copies_position_lag_and_rate(database: Database, tmp_path:
         wait_for(lambda: moved.search(shown.words) is not None, 60, "a rate")
         shown.ctrl_c()
         assert ends(shown.process) == 0, shown.words
-
-
-@pytest.mark.long
-@pytest.mark.process
-def test_every_line_on_stderr_is_json_where_that_is_asked_for(database: Database, tmp_path: Path) -> None:
-    with database.connect() as conn:
-        conn.execute("CREATE TABLE public.t (id int PRIMARY KEY); INSERT INTO public.t VALUES (1)")
-    slot = f"s_{database.name}"[:60]
-    settings = {"PGCDC_SOURCE": database.conninfo, "PGCDC_SLOT": slot, "PGCDC_LOG_FORMAT": "json"}
-    project = Project(tmp_path, settings)
-
-    def lines(*args: str) -> list[dict[str, Any]]:
-        found = [json.loads(line) for line in project.run(*args).err.splitlines()]
-        assert all({"time", "level", "logger", "message"} <= line.keys() for line in found)
-        return found
-
-    lines("setup")
-    copied = [line for line in lines("sync") if line.get("table") == "public.t"]
-    assert ["snapshot", 1] in [[line["stage"], line.get("rows")] for line in copied]
-    with database.connect() as conn:
-        conn.execute("INSERT INTO public.t VALUES (2), (3)")
-    (applied,) = [line for line in lines("sync") if line.get("stage") == "apply"]
-    assert (applied["table"], applied["inserted"]) == ("public.t", 2)
-    assert Lsn.parse(applied["lsn"]) > 0
-    assert (tmp_path / ".pgcdc" / "run.log").stat().st_size > 0

@@ -13,9 +13,7 @@ import psutil
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn, LsnRange
-from pgcdc_assets.flow import lock
 from tests.end_to_end.served import TABLES, Served
 from tests.oracle import assert_equal
 from tests.waiting import wait_for
@@ -112,14 +110,6 @@ def test_checks_belong_to_the_newest_materialisation(up: Served) -> None:
     up.follow("UPDATE public.customers SET credit = credit + 1 WHERE id = 1")
     for table in TABLES:
         up.wait(partial(check_passed, up, table), f"the check of {table}", seconds=30)
-
-
-@pytest.mark.long
-def test_change_after_an_idle_run_is_applied_by_the_next_run(up: Served) -> None:
-    layout = Layout.of(up.project.lake)
-    up.wait(lambda: lock.holder(layout) is None, "the end of the idle run")
-    up.follow("UPDATE public.orders SET status = 'second' WHERE id = 5")
-    assert status_of(up, 5) == "second"
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,23 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.lsn import Lsn, LsnRange
+from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import dataset
 from pgcdc_assets.feed import messages
 from pgcdc_assets.feed.events import Route
-from pgcdc_assets.feed.plan import Followed
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.feed.schema import FeedFile, feed_schema
-from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.task import Derivation, FeedTarget, derive
-from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.span import LogSpan, facts_of
 from pgcdc_assets.store.local import path_of
-from tests.log.twins import BATCHES, START, STEP, TABLES, Change, Transaction, spans, twins, whole
+from tests.log.twins import BATCHES, TABLES, Change, Transaction, spans, twins, whole
 
 INSERTS = tuple(Change("I", 1 + at % 2, 0, at % 3, bytes([at])) for at in range(12))
 HISTORY = (
@@ -92,20 +87,3 @@ def _messages(log: ChangeLog, span: LsnRange) -> tuple[list[Any], Any]:
     rows = dataset([log.layout.messages / file.path for file in files], messages.SCHEMA).to_table()
     # The rows are sorted here, because readers of the feed sort them as well.
     return sorted(rows.to_pylist(), key=str), taken
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_the_transform_reads_as_many_rows_as_the_log_counts(spark: SparkSession, tmp_path: Path) -> None:
-    """The commit facts are also passed to Spark's workers."""
-    _, log = twins(tmp_path, HISTORY)
-    # The test's rows have only the first column.
-    tables = [replace(TABLES[number], columns=TABLES[number].columns[:1]) for number in (1, 2)]
-    parts = transform(
-        spark, LogSpan(log, whole(log)), Feeds(log.layout, log.identity), [Followed(table, START) for table in tables]
-    )
-    assert {str(name): (part.ended, part.counts) for name, part in parts.items()} == {
-        "public.t1": (None, {"insert": 5}),
-        "public.t2": (None, {"insert": 4, "truncate": 1}),
-    }
-    assert parts[TABLES[1].name].span == LsnRange(START, Lsn(START + 3 * STEP))

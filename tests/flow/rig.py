@@ -96,12 +96,6 @@ def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: py
         yield rig
 
 
-def named_settings(database: Database, **more: Any) -> Settings:
-    """Settings whose slot and publication are named after the database, with short batches."""
-    name = f"s_{database.name}"[:60]
-    return Settings(source=database.conninfo, slot=name, publication=name, batch_seconds=0.1, **more)
-
-
 @contextmanager
 def rig_of(database: Database, spark: SparkSession, settings: Settings) -> Iterator[Rig]:
     """A rig with tables ``t`` and ``u`` of 50 rows each."""

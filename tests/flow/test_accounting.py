@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.checks.status import status
-from pgcdc_assets.core.catalog import Catalog, Lineage, Outside, Table
+from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
@@ -157,39 +156,3 @@ def _below_copy(rig: Rig, table: Table, span: LsnRange, relations: Iterable[int]
         return 0
     part = LsnRange(span.start, min(copied, span.end))
     return _total(LogSpan(ChangeLog(rig.settings.layout), part).rows, relations)
-
-
-def test_rows_of_an_added_partition_are_not_reported_as_removed(database: Database, tmp_path: Path) -> None:
-    """The partition may be recorded in the table's ``outside`` or in its ``left``."""
-    with database.connect() as conn:
-        conn.execute(_PARTITIONED.encode())
-        for part in (3, 4):
-            conn.execute(f"CREATE TABLE p_{part} PARTITION OF p FOR VALUES IN ({part})".encode())
-        conn.execute("CREATE PUBLICATION p FOR TABLE p")
-        slot = f"s_{database.name}"
-        made = "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')"
-        ((start,),) = conn.execute(made, (slot,)).fetchall()
-        settings = Settings(source=database.conninfo, lake=tmp_path / "lake")
-        log = ChangeLog(settings.layout)
-        pipe = Pipeline(database, conn, cast(SparkSession, None), settings.layout)
-        pipe.log = log
-        log.create(identity(conn, slot), Lsn.parse(start), 1)
-        (p,) = read_tables(conn, ["p"])
-        conn.execute("INSERT INTO p VALUES (1, 1), (2, 2), (3, 3), (4, 4)")
-        end = pipe.receive()
-    leaf = {one.name.name: one for one in p.leaves}
-    mirrored = replace(
-        p, leaves=(leaf["p_1"],), outside=(Outside(leaf["p_2"].oid, leaf["p_2"].name, "is unlogged", "log it"),),
-        lineage=Lineage(1, 1, 5, left=(leaf["p_3"].oid, leaf["p_4"].oid)),
-    )  # fmt: skip
-    catalog = Catalog(log.identity, "p", 180000, (replace(mirrored, leaves=(leaf["p_1"], leaf["p_3"])),))
-    target = delta_target(settings.layout, log.identity)
-    progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
-    work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
-    followed = TableRecord(mirrored, TableState.CATCHING_UP, log.start, 0)
-    for state, came in ((TableState.CATCHING_UP, Why.COPY), (TableState.SET_ASIDE, Why.SET_ASIDE)):
-        progress._tables[p.name] = replace(followed, state=state)
-        found = untaken(work, LogSpan(log, LsnRange(log.start, end)))
-        assert {entry.name.name: entry.why for entry in found if entry.name.name != "p_1"} == {
-            "p_2": came, "p_3": came, "p_4": Why.LEFT,
-        }  # fmt: skip

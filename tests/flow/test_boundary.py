@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.checks.report import VerifyReport
-from pgcdc_assets.cli.console import ConsoleProgress
-from pgcdc_assets.cli.status_verify import verified
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, LakeError
 from pgcdc_assets.flow import boundary, lock
@@ -28,71 +24,7 @@ from pgcdc_assets.source.connect.connection import SourceConnection, connect
 from pgcdc_assets.source.slot.blockers import Blocker, transactions
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 from tests.fix_postgres import Database
-from tests.flow.rig import Rig
 from tests.waiting import wait_for
-
-T = TableName("public", "t")
-
-
-def _verified(rig: Rig, sync_to: SyncTo) -> VerifyReport:
-    assert rig.settings.source is not None
-    return verified(rig.settings, rig.settings.source, (T,), ConsoleProgress(), sync_to)
-
-
-def _snapshots(rig: Rig) -> list[str]:
-    """Sessions of the source that hold a snapshot open."""
-    query = "SELECT application_name FROM pg_stat_activity WHERE state = 'idle in transaction'"
-    return [str(name) for (name,) in rig.conn.execute(query)]
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_table_truncated_between_snapshot_and_reading_verifies_as_equal(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    snapshots: list[Lsn] = []
-
-    def sync_to(lsn: Lsn, max_seconds: float | None = None, /) -> None:
-        if max_seconds is not None:
-            snapshots.append(lsn)
-            if len(snapshots) <= 2:
-                rig.conn.execute("TRUNCATE t; INSERT INTO t VALUES (7, 'new')")
-        rig.sync(until=lsn)
-
-    report = _verified(rig, sync_to)
-    (table,) = report.tables
-    assert (report.exit_code, table.verdict, table.source_rows) == (0, "equal", 1)
-    assert len(snapshots) == 2, "the second snapshot's rows were not read before the mirror had reached its LSN"
-    assert table.lsn == snapshots[-1]
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_mirrors_catch_up_before_the_snapshot_is_taken(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    rig.conn.execute("ALTER TABLE t RENAME TO other")
-    rig.conn.execute("ALTER TABLE other RENAME TO t")
-    rig.conn.execute("INSERT INTO t VALUES (1000, 'new')")
-    limits: list[float | None] = []
-
-    def sync_to(lsn: Lsn, max_seconds: float | None = None, /) -> None:
-        limits.append(max_seconds)
-        assert bool(_snapshots(rig)) is (max_seconds is not None)
-        rig.sync(until=lsn)
-
-    assert _verified(rig, sync_to).ok
-    assert limits[0] is None
-    assert limits[1] is not None
-    assert limits[1] <= boundary.POINT_SECONDS
-
-
-@pytest.mark.spark
-def test_verify_before_the_first_sync_is_refused_without_a_snapshot(rig: Rig) -> None:
-    rig.setup()
-    with pytest.raises(LakeError, match="follows no table yet: each waits for its copy; run `pgcdc sync`"):
-        _verified(rig, _never)
-
 
 # Without Spark ---------------------------------------------------------------------------------
 

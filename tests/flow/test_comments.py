@@ -9,14 +9,11 @@ from typing import Any
 import dagster as dg
 import pytest
 from deltalake import DeltaTable
-from deltalake.schema import Field, PrimitiveType
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs.pipeline import pipeline
 from pgcdc_assets.defs.replication import Replication
-from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
@@ -28,7 +25,6 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
-SECONDS = 60.0
 LONG = "x" * 100_000
 ODD = 'it\'s "so" `ü` \\ \n\n two\tlines %s {} ;\u2028 🐘'
 
@@ -141,57 +137,6 @@ def test_comments_survive_schema_changes(rig: Rig, way: str) -> None:
     assert len(rig.observer.copies) == 2
 
 
-@pytest.mark.long
-def test_new_copy_has_the_current_comments_and_keeps_those_of_other_writers(rig: Rig) -> None:
-    _say(rig, "TABLE t", "all")
-    _say(rig, "COLUMN t.v", "said")
-    rig.sync()
-    mirror = _mirror(rig)
-    mirror.alter.set_column_metadata("id", {"comment": "theirs"})
-    mirror.alter.add_columns([Field("note", PrimitiveType("string"))])
-    _mirror(rig).alter.set_column_metadata("note", {"comment": "theirs, too"})
-    rig.sync()
-    assert _told(rig) == {"": "all", "v": "said", "id": "theirs", "note": "theirs, too"}
-    _say(rig, "TABLE t", None)
-    _say(rig, "COLUMN t.v", None)
-    _say(rig, "COLUMN t.big", "large")
-    rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
-    assert _told(rig) == {"id": "theirs", "big": "large"}
-    # The columns are the same as before. The Delta commit of the copy still contains the comments.
-    version = _version(rig)
-    _say(rig, "COLUMN t.big", None)
-    rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
-    assert _told(rig) == {"id": "theirs"}
-    assert _version(rig) <= version + 2
-    rig.assert_equal()
-
-
-@pytest.mark.long
-def test_mirror_that_cannot_store_comments_is_still_listed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mirror has a Delta table feature that pgcdc cannot write. A change of rows would set the table aside, a
-    changed comment must not."""
-    rig.sync()
-    path = path_of(rig.settings.layout.mirror(T))
-    rig.session().sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.feature.rowTracking' = 'supported')")
-    _say(rig, "COLUMN t.v", "said")
-    _say(rig, "COLUMN u.v", "said, too")
-    told: list[str] = []
-    monkeypatch.setattr(rig.observer, "progress", lambda stage, message, **_: told.append(message))
-    report = rig.sync(max_seconds=SECONDS / 2)
-    assert report.set_aside == []
-    rig.sync()
-    (line,) = [line for line in told if "comments" in line]
-    assert line.startswith("the mirror of public.t lacks the comments of its table: ")
-    assert _told(rig) == {}
-    assert _told(rig, U) == {"v": "said, too"}
-    row = TableStates(rig.settings.layout).get(T)
-    assert row is not None
-    assert row.state is TableState.CATCHING_UP
-    point = ConsistentPoints(rig.settings.layout).newest()
-    assert point is not None
-    assert {T, U} <= point.tables.keys()
-
-
 def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
@@ -199,31 +144,6 @@ def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
     assert table is not None
     specs = pipeline(Replication(rig.settings), catalog).resolve_all_asset_specs()
     return table, next(spec for spec in specs if spec.key == dg.AssetKey(["pgcdc", "public", "t"]))
-
-
-@pytest.mark.long
-def test_not_null_changes_only_the_dagster_definitions(rig: Rig) -> None:
-    rig.sync()
-
-    def nullable() -> list[bool]:
-        schema = _drawn(rig)[1].metadata["dagster/column_schema"]
-        assert isinstance(schema, dg.TableSchemaMetadataValue)
-        return [column.constraints.nullable for column in schema.schema.columns]
-
-    assert nullable() == [False, True, True]
-    for change, expected in (("SET", [False, False, True]), ("DROP", [False, True, True])):
-        rig.commit(f"ALTER TABLE t ALTER v {change} NOT NULL")
-        rig.sync()
-        assert nullable() == expected
-        point = ConsistentPoints(rig.settings.layout).newest()
-        assert point is not None
-        assert {T, U} <= point.tables.keys()
-        assert all(field.nullable for field in _mirror(rig).schema().fields), "see MirrorSchema"
-    rig.commit("UPDATE t SET v = NULL WHERE id < 9")
-    rig.sync()
-    rig.assert_equal()
-    assert len(rig.observer.copies) == 2
-    assert not rig.observer.structures
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.checks.report import Verdict
@@ -21,7 +20,6 @@ from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
-from pgcdc_assets.store.local import path_of
 from tests.checks.lakes import Point
 from tests.fix_postgres import fresh_database
 from tests.flow.rig import Rig, version
@@ -31,13 +29,6 @@ from tests.projectfiles import CATALOG_FILE
 pytestmark = pytest.mark.spark
 
 T, NAMED = TableName("public", "t"), TableName("public", "named")
-TEXTS = {
-    "WIN1252": ["café", "€ 5", "naïve “quoted”, ß", "plain"],
-    "EUC_JP": ["日本語", "①～￢", "ｶﾅ", "plain"],
-    "KOI8U": ["Київ", "ґ", "plain"],
-}
-"""Texts by encoding. Python converts some characters of EUC_JP differently from PostgreSQL, or not at all."""
-LABEL = {"WIN1252": "é", "EUC_JP": "語", "KOI8U": "ї"}
 
 
 @contextmanager
@@ -52,38 +43,6 @@ def _project(
 def _texts(rig: Rig, name: TableName, column: str = "v") -> dict[int, str]:
     rows = mirror_rows(rig.lake, f"{name.schema}/{name.name}", ["id", column])
     return {int(row[0]): str(row[1]) for row in rows}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("encoding", ["WIN1252", "EUC_JP", "KOI8U"])
-def test_text_of_values_names_and_labels_equals_the_source_in_any_encoding(
-    server: EmbeddedServer, encoding: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts, label = TEXTS[encoding], LABEL[encoding]
-    name = TableName("public", label)
-    with _project(server, encoding, spark, tmp_path, monkeypatch) as rig:
-        rig.conn.execute(f"CREATE TYPE mood AS ENUM ('{label}')".encode())
-        made = f'CREATE TABLE "{label}" (id int PRIMARY KEY, v text, "{label}" mood, a text[], n int)'
-        rig.conn.execute(made.encode())
-        rig.conn.execute(f"COMMENT ON TABLE \"{label}\" IS '{label}'".encode())
-        insert = f"INSERT INTO \"{label}\" VALUES (%s, %s, '{label}', ARRAY[%s, 'x,y'])".encode()
-        for place, text in enumerate(texts):
-            rig.conn.execute(insert, [place, text, text])
-        rig.setup()
-        rig.sync()
-        for place, text in enumerate(texts):
-            rig.conn.execute(insert, [place + 100, text, text])
-        rig.conn.execute(f'UPDATE "{label}" SET n = 1'.encode())
-        rig.sync()
-        expected = {**dict(enumerate(texts)), **{place + 100: text for place, text in enumerate(texts)}}
-        assert _texts(rig, name) == expected
-        assert set(_texts(rig, name, label).values()) == {label}
-        assert DeltaTable(path_of(rig.settings.layout.mirror(name))).metadata().description == label
-        catalog = load_catalog(CATALOG_FILE)
-        assert catalog is not None
-        assert catalog.encoding == encoding
-
-        _assert_verified(rig, name)
 
 
 def _assert_verified(rig: Rig, *names: TableName) -> None:

@@ -7,43 +7,18 @@ import time
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.core.lsn import LsnRange
-from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.flow import copies
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.reports import Silent
-from pgcdc_assets.flow.turns import Turns
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.source.snapshot import export
-from pgcdc_assets.store.local import path_of
 from tests.flow.rig import Rig, T, U
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.mark.long
-def test_table_that_cannot_be_copied_delays_no_other_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.setup()
-    rig.sync()
-    rig.conn.execute("UPDATE t SET v = 'goes on'")
-
-    def blocked(*_: Any) -> None:
-        raise CopyBlocked("is held up", thing="snapshot")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(copies, "copy", blocked)
-        for bounds in (Bounds(), Bounds(follow=True)):
-            with pytest.raises(CopyBlocked):
-                rig.engine().sync(bounds, copy_anew=[U])
-            rig.assert_equal("public.t")
-            rig.conn.execute("UPDATE t SET v = v || '!'")
-    rig.sync()
-    rig.assert_equal()
 
 
 @pytest.mark.long
@@ -86,30 +61,3 @@ def test_run_ends_when_every_table_is_set_aside(rig: Rig) -> None:
     thread.start()
     thread.join(100)
     assert [table for table, _ in reports[0].set_aside] == [T]
-
-
-@pytest.mark.long
-def test_feed_derived_by_hand_has_no_gap_and_no_duplicate(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.setup()
-    rig.sync()
-    log = ChangeLog(rig.settings.layout).open()
-    with monkeypatch.context() as patch:
-        patch.setattr(Turns, "turn", lambda _, **__: False)
-        for row in (1, 2):
-            before = log.position()
-            rig.conn.execute("UPDATE t SET v = 'new' WHERE id = %s", (row,))
-            stop = threading.Event()
-            thread = threading.Thread(target=rig.sync, kwargs={"follow": True, "stop": stop})
-            thread.start()
-            wait_for(lambda: log.position() > before and len(log.batches(log.start)) == row, what="the batch")  # noqa: B023
-            stop.set()
-            thread.join(60)
-    _, last = log.batches(log.start)
-    assert rig.engine().transform_range([T], LsnRange(last.start, last.end)).tables[T].changes
-    rig.sync()
-    rig.assert_equal()
-    for _ in range(2):
-        rig.engine().transform_range([T, U], LsnRange(log.start, log.position()))
-    feed = DeltaTable(path_of(rig.settings.layout.changes(T)))
-    rows = QueryBuilder().register("feed", feed).execute("SELECT id FROM feed ORDER BY id").read_all()
-    assert rows["id"].to_pylist() == [1, 2]

@@ -137,14 +137,3 @@ def test_verify_precedes_a_waiting_command_and_only_one_command_may_wait(rig: Ri
         waits.join(120)
     assert [copy.table for copy in reports[0].copied] == [U]
     rig.assert_equal()
-
-
-@pytest.mark.long
-def test_sync_with_a_time_limit_ends_when_a_command_waits(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    with following(rig, max_seconds=600.0) as run:
-        assert len(rig.engine("snapshot").sync(Bounds(), copy_anew=[U]).copied) == 1
-        run.join(60)
-        assert not run.is_alive()
-    rig.assert_equal()

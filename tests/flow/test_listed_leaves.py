@@ -4,7 +4,6 @@ partition."""
 from __future__ import annotations
 
 import pytest
-from psycopg import sql
 
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
@@ -66,21 +65,6 @@ def test_no_point_lacks_the_rows_of_a_new_partition(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_empty_new_partition_causes_no_copy(rig: Rig) -> None:
-    """The table may have got a key since setup. With a key, setup would publish the whole table instead of its
-    partitions."""
-    rig.commit("ALTER TABLE k ADD id int GENERATED ALWAYS AS IDENTITY", "ALTER TABLE k ADD PRIMARY KEY (day, id)")
-    rig.sync()
-    copies = len(rig.observer.copies)
-    rig.commit(_NEW)
-    rig.sync()
-    rig.commit("INSERT INTO k VALUES (2, 'b')", "UPDATE k SET v = 'c' WHERE day = 2")
-    rig.sync()
-    rig.assert_equal("public.k")
-    assert len(rig.observer.copies) == copies
-
-
-@pytest.mark.long
 def test_new_partition_without_an_identity_sets_its_table_aside(rig: Rig) -> None:
     """The partition is not published, because its UPDATEs would then fail."""
     rig.commit(_NEW, _ROW, "UPDATE t SET v = 'a' WHERE id = 1")
@@ -118,12 +102,3 @@ def test_partition_that_the_role_may_not_publish_sets_its_table_aside(rig: Rig, 
     rig.settings = rig.settings.model_copy(update={"source": source})
     assert rig.sync().set_aside == []
     rig.assert_equal("public.k")
-
-
-@pytest.mark.long
-def test_publication_of_another_owner_is_followed_as_listed(rig: Rig, database: Database) -> None:
-    with rig.conn.transaction():
-        rig.conn.execute(sql.SQL("COMMENT ON PUBLICATION {} IS NULL").format(sql.Identifier(rig.settings.publication)))
-    rig.commit(_NEW, _ROW)
-    assert rig.sync().set_aside == []
-    assert _days(rig)[-1] == (0, 0)

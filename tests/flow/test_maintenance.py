@@ -4,7 +4,6 @@ deleted."""
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core import retention
-from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.delta.definition import commit_properties
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.feed import table
@@ -114,41 +112,6 @@ def test_maintenance_killed_between_any_two_steps_does_no_harm(rig: Rig, monkeyp
 
 
 @pytest.mark.long
-def test_table_behind_the_log_keeps_the_log_that_it_needs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changes were received but not applied, because a sync died before its turn."""
-    rig.setup()
-    rig.sync()
-    turns(rig, 1)
-    log, stands = ChangeLog(rig.settings.layout), rig.observer.ranges[-1].span.end
-    rig.conn.execute("UPDATE t SET v = 'waits'")
-    with monkeypatch.context() as patch:
-        patch.setattr("pgcdc_assets.flow.turns.take_turn", _failing)
-        with pytest.raises(ZeroDivisionError):
-            rig.sync()
-    assert log.position() > stands
-    assert maintain(rig, days=0).log_start == stands
-    assert [batch.start for batch in log.batches(Lsn(0))] == [stands]
-    rig.sync()
-    rig.assert_equal()
-
-
-def _failing(*_: Any) -> None:
-    raise ZeroDivisionError
-
-
-@pytest.mark.long
-def test_maintenance_leaves_tables_for_later_when_its_time_limit_is_reached(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    turns(rig, 1)
-    rig.session = no_spark
-    report = maintain(rig, days=0, max_seconds=0)
-    assert report.left == [T, U]
-    assert report.log_files > 0
-    assert len(promised(rig)) == 2
-
-
-@pytest.mark.long
 def test_unreadable_or_foreign_mirror_does_not_stop_maintenance(rig: Rig) -> None:
     rig.setup()
     rig.sync()
@@ -163,20 +126,3 @@ def test_unreadable_or_foreign_mirror_does_not_stop_maintenance(rig: Rig) -> Non
     commit_properties(DeltaLog(layout.mirror(U)).at(Mirrors(layout, ChangeLog(layout).identity).open(U).version),
                       {IDENTITY: "somebody else"})  # fmt: skip
     assert {name for name, _ in maintain(rig, days=7).failed} == {T}
-
-
-@pytest.mark.long
-def test_leftovers_of_killed_runs_are_deleted(rig: Rig, tmp_path: Path) -> None:
-    rig.setup()
-    rig.sync()
-    turns(rig, 1)
-    layout = rig.settings.layout
-    own = (layout.change_log, layout.changes(T), layout.staging / "x")
-    orphans = [rig.lake / "public/t/part-orphan.parquet", *(path_of(folder / "orphan.parquet") for folder in own)]
-    for orphan in orphans:
-        orphan.parent.mkdir(parents=True, exist_ok=True)
-        orphan.write_bytes(b"x")
-    maintain(rig, days=7)
-    assert [orphan for orphan in orphans if orphan.exists()] == []
-    assert LsnRange(ChangeLog(layout).start, ChangeLog(layout).position())
-    rig.assert_equal()

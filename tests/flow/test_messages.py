@@ -105,37 +105,6 @@ def test_row_and_message_of_a_transaction_appear_at_the_same_point(rig: Rig) -> 
 
 
 @pytest.mark.long
-def test_point_inside_a_batch_has_only_the_messages_below_it(rig: Rig) -> None:
-    order(rig, 1)
-    middle = emit(rig, "outbox.loose", "below")
-    above = emit(rig, "outbox.loose", "above")
-    order(rig, 2)
-    rig.sync()
-    told = Lake(rig.lake).at().messages()
-    assert contents(told) == ["1", "below", "above", "2"]
-    found = feed_messages.read_messages(rig.settings.layout, LsnRange(Lsn(0), middle), Lsn(0))
-    assert contents(found) == ["1", "below"]
-    assert above > middle
-
-
-@pytest.mark.long
-def test_turns_without_messages_make_no_commit_and_keep_the_position(rig: Rig) -> None:
-    order(rig, 1)
-    rig.sync()
-    feed = rig.lake / "_pgcdc" / "messages" / "_delta_log"
-    commits = len(list(feed.glob("*.json")))
-    for number in range(3):
-        rig.conn.execute("INSERT INTO orders VALUES (%s, 'no message')", [100 + number])
-        rig.sync()
-    assert len(list(feed.glob("*.json"))) == commits
-    found = status(rig.settings)
-    assert found.to_json()["messages"] == {"replay_lsn": str(Lake(rig.lake).at().lsn), "reason": None}
-    order(rig, 2)
-    rig.sync()
-    assert contents(Lake(rig.lake).at().messages()) == ["1", "2"]
-
-
-@pytest.mark.long
 def test_messages_of_a_range_can_be_derived_again(rig: Rig) -> None:
     for number in range(4):
         order(rig, number)

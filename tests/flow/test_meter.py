@@ -13,7 +13,7 @@ import pytest
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.flow.meter import BOUNDS, Histogram, Meter, RunCounts, read_counts
+from pgcdc_assets.flow.meter import Meter, RunCounts, read_counts
 from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.store.local import path_of
 
@@ -58,16 +58,6 @@ def read(layout: Layout) -> RunCounts:
     found = read_counts(layout)
     assert found is not None
     return found
-
-
-def test_histogram_has_cumulative_buckets_and_counts_a_negative_value_as_zero() -> None:
-    found = Histogram()
-    for value in (-3, 0.1, 0.2, 40_000):
-        found.add(value)
-    assert found.buckets[:2] == [("0.1", 2.0), ("0.25", 3.0)]
-    assert found.buckets[-2:] == [("3600.0", 3.0), ("+Inf", 4.0)]
-    assert found.sum == pytest.approx(40_000.3)
-    assert list(BOUNDS) == sorted(BOUNDS)
 
 
 def test_counts_of_a_run_add_to_the_counts_of_earlier_runs_and_count_each_batch_once(layout: Layout) -> None:

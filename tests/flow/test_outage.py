@@ -6,14 +6,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.cli.sync import _code
-from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import IdentityMismatch, LockHeld, SlotActive, SourceUnavailable
 from pgcdc_assets.flow import stream
@@ -23,7 +22,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.reports import Silent, SyncReport
 from pgcdc_assets.settings import Settings
 from tests.fix_postgres import TEST_SETTINGS, fresh_database
-from tests.flow.rig import Rig, following, newest, rig_of
+from tests.flow.rig import following, newest, rig_of
 from tests.servers import new_server
 from tests.waiting import wait_for
 
@@ -74,13 +73,6 @@ def test_follow_mode_reconnects_after_increasing_pauses() -> None:
         f"source: {HELD}; next try in 0.04 s",
         "source: `pgcdc maintain` writes; wait for it, or stop it; next try in 0.08 s",
     ]  # fmt: skip
-
-
-def test_pauses_start_short_again_after_a_long_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "LONGEST_PAUSE", -1.0)
-    engine = Scripted([LOST, LOST, RAN])
-    engine.sync(Bounds(follow=True))
-    assert engine.told.lines == [f"source: {TERMINATED}; next try in 0.01 s"] * 2
 
 
 @pytest.mark.parametrize("bounds", [Bounds(), Bounds(follow=True)], ids=["sync", "follow"])
@@ -135,25 +127,6 @@ def test_waiting_command_ends_a_run_during_an_outage(monkeypatch: pytest.MonkeyP
     threading.Timer(0.1, bounds.give_way.set).start()
     with pytest.raises(SourceUnavailable):
         Scripted([LOST]).sync(bounds)
-
-
-def _published(rig: Rig, goal: Lsn) -> bool:
-    return newest(rig).replay_lsn >= goal
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_follow_mode_continues_after_its_sessions_were_terminated(rig: Rig) -> None:
-    rig.setup()
-    rig.sync()
-    ours = "FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ '^pgcdc'"
-    with following(rig):
-        for number in range(2):
-            wait_for(rig.streaming, what="the stream")
-            assert rig.conn.execute(f"SELECT pg_terminate_backend(pid) {ours}".encode()).fetchall()
-            goal = rig.commit(f"UPDATE u SET v = {number}")
-            wait_for(partial(_published, rig, goal), what="the update")
-    rig.assert_equal()
 
 
 @pytest.mark.long

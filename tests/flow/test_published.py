@@ -48,17 +48,6 @@ def test_locked_new_table_is_published_later(rig: Rig, database: Database) -> No
 
 
 @pytest.mark.long
-def test_no_table_is_added_without_the_right_or_to_a_publication_of_another_owner(rig: Rig, database: Database) -> None:
-    rig.commit("CREATE TABLE new (id int PRIMARY KEY)", f"CREATE ROLE r_{database.name}",
-               "CREATE PUBLICATION theirs FOR TABLE t")  # fmt: skip
-    with database.connect() as conn:
-        conn.execute(f"SET ROLE r_{database.name}".encode())
-        assert OwnPair.of(conn, rig.settings).add_new(tuple) == []
-        conn.execute("RESET ROLE")
-        assert OwnPair(conn, "theirs", rig.settings.slot, rig.settings.tables).add_new(tuple) == []
-
-
-@pytest.mark.long
 def test_table_removed_from_the_publication_is_not_added_again(rig: Rig) -> None:
     rig.commit(f"ALTER PUBLICATION {rig.settings.publication} DROP TABLE u")
     for number in range(2):

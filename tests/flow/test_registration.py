@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
-from deltalake import DeltaTable
 
 from pgcdc_assets.checks.status import status
-from tests.flow.rig import Rig, U, following
-from tests.ports import held_port
+from tests.flow.rig import Rig, U
 from tests.registry.unity import Served, unity_server
-from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -64,41 +60,3 @@ def test_sync_registers_tables_and_only_changes_of_structure_ask_again(rig: Rig,
     rig.engine().forget([U])
     assert unity.table("shop.public.u") is None
     assert not _warnings(rig)
-
-
-def test_catalog_that_is_down_is_a_warning_until_it_answers(rig: Rig, unity: Served) -> None:
-    _register(rig, f"http://127.0.0.1:{held_port()}").started()
-    rig.assert_equal()
-    assert any("registry is not up to date: Unity Catalog" in one for one in _warnings(rig))
-    _register(rig, unity.url).sync()
-    assert _columns(unity, "shop.public.t") == ["id", "v", "big"]
-    assert not _warnings(rig)
-
-
-def test_follow_mode_goes_on_while_the_catalog_hangs(rig: Rig, unity: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that is not answered holds up no turn."""
-    asked, answer = threading.Event(), threading.Event()
-
-    def hang(*_: object) -> None:
-        asked.set()
-        answer.wait(60)
-
-    monkeypatch.setattr("pgcdc_assets.registry.unity.UnityCatalog.put", hang)
-    _register(rig, unity.url).setup()
-    with following(rig):
-        assert asked.wait(120)
-        points = rig.lake / "_pgcdc" / "consistent_points"
-        version = DeltaTable(points).version()
-        rig.conn.execute("UPDATE t SET v = 'w'")
-        wait_for(lambda: DeltaTable(points).version() > version, what="a point while the catalog hangs", seconds=60)
-        answer.set()
-
-
-def test_polars_reads_a_registered_table_by_its_name(rig: Rig, unity: Served) -> None:
-    polars = pytest.importorskip("polars")
-    _register(rig, unity.url).started()
-    catalog = polars.Catalog(unity.url, require_https=False)
-    info = catalog.get_table_info("shop", "public", "u")
-    frame = polars.scan_delta(info.storage_location).collect()
-    assert frame.height == 50
-    assert [column.name for column in info.columns] == frame.columns

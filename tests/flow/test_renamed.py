@@ -7,11 +7,9 @@ from functools import partial
 import pytest
 
 from pgcdc_assets import Lake
-from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import UnknownTable, UsageError
-from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 from tests.flow.rig import Rig, T, following
@@ -45,35 +43,6 @@ def test_mirror_continues_under_the_new_name(rig: Rig) -> None:
     rig.commit("UPDATE w SET v = v || '!'", "TRUNCATE u")
     rig.sync()
     rig.assert_equal("public.w", "public.u")
-
-
-@pytest.mark.long
-def test_status_reports_a_rename_that_a_receive_only_sync_does_not_apply(rig: Rig) -> None:
-    rig.commit("ALTER TABLE t RENAME TO w")
-    rig.sync(receive_only=True)
-    (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {T}"]
-    assert "waits to be renamed to public.w" in told.what
-    rig.sync()
-    (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {T}"]
-    assert "is no longer updated: its table was renamed to public.w" in told.what
-    rig.commit("ALTER TABLE w RENAME TO t")
-    rig.sync(receive_only=True)
-    (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {W}"]
-    assert "waits to be renamed to public.t" in told.what
-    # A requested copy replaces the mirror that waits for its rename.
-    rig.engine("snapshot t").sync(Bounds(), copy_anew=[T])
-    (told,) = [one for one in status(rig.settings).problems if one.thing == f"mirror {W}"]
-    assert "waits" not in told.what
-
-
-@pytest.mark.long
-def test_renamed_mirror_with_missing_files_is_copied(rig: Rig) -> None:
-    folder = path_of(rig.settings.layout.mirror(T))
-    next(folder.glob("*.parquet")).unlink()
-    rig.commit("ALTER TABLE t RENAME TO w")
-    rig.sync()
-    rig.assert_equal("public.w", "public.u")
-    assert [copy.table for copy in rig.observer.copies[2:]] == [W]
 
 
 def _listed(rig: Rig, name: TableName) -> bool:

@@ -85,17 +85,6 @@ def test_new_table_waits_for_its_grant_and_is_then_copied(few: Rig, role: str) -
     few.assert_equal("public.t", "public.new")
 
 
-@pytest.mark.long
-def test_partition_without_a_grant_delays_only_its_root_table(few: Rig, role: str) -> None:
-    with following(few):
-        few.conn.execute("CREATE TABLE second (id int PRIMARY KEY, v text)")
-        few.conn.execute("INSERT INTO second VALUES (100, 'hundred')")
-        few.conn.execute("ALTER TABLE parted ATTACH PARTITION second FOR VALUES FROM (100) TO (200)")
-        grant = f"GRANT SELECT ON TABLE public.second TO {role}"
-        _wait_for_the_grant(few, "parted", grant)
-    few.assert_equal("public.t", "public.parted")
-
-
 def _wait_for_the_grant(rig: Rig, table: str, grant: str) -> None:
     """Checks that the table waits while the other tables continue, and that points list the table after the GRANT."""
     wait_for(lambda: grant in _waiting(rig).get(f"public.{table}", ""), what="the GRANT in the status")

@@ -83,19 +83,6 @@ def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_receive_only_sync_succeeds_and_copies_nothing(rig: Rig) -> None:
-    rig.setup()
-    at = _write(rig, 1001)
-    report = rig.sync(receive_only=True)
-    assert (report.paused, report.copied, report.turns) == (True, [], 0)
-    assert report.transform_lsn >= at
-    report = rig.sync()
-    assert not report.paused
-    assert {copy.table for copy in report.copied} == {T, U}
-    rig.assert_equal()
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("early", [True, False], ids=["before the run", "meanwhile"])
 def test_follow_mode_ends_at_the_requested_lsn(rig: Rig, early: bool) -> None:
     layout = rig.settings.layout

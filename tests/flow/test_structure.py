@@ -9,12 +9,8 @@ import pytest
 
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
-from pgcdc_assets.core.lsn import LsnRange
-from pgcdc_assets.core.states import TableState
-from pgcdc_assets.errors import NotRepairable, UnknownTable
+from pgcdc_assets.errors import UnknownTable
 from pgcdc_assets.flow.decide import Bounds
-from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.points.states import TableStates
 from tests.flow.rig import Rig, T, following
 from tests.waiting import wait_for
 
@@ -65,34 +61,3 @@ def test_healed_table_catches_up_from_the_log(rig: Rig) -> None:
     assert rig.engine("heal t").sync(Bounds(), heal=[T]).set_aside == []
     rig.assert_equal()
     assert len(rig.observer.copies) == copies
-
-
-@pytest.mark.long
-def test_repair_across_a_schema_change_keeps_the_values_of_older_rows(rig: Rig) -> None:
-    start = rig.flush()
-    rig.commit("INSERT INTO t (id, v) VALUES (1000, 'before'), (1001, 'before')")
-    rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "UPDATE t SET w = 6 WHERE id = 1001", "ALTER TABLE t RENAME v TO x")
-    rig.sync()
-    rig.assert_equal()
-    rig.conn.execute("VACUUM FULL t")
-    rig.sync()
-    assert len(rig.observer.copies) == 2, "VACUUM FULL is no rewrite that the stream does not carry"
-    held = rig.engine().repair(T, LsnRange(start, rig.observer.known_ranges()[-1].end))
-    assert held.tables[T].updated >= 2
-    rig.assert_equal()
-
-
-@pytest.mark.long
-def test_applying_a_range_by_hand_across_a_schema_change_is_refused(rig: Rig) -> None:
-    rig.commit("UPDATE t SET v = 'x' WHERE id = 1")
-    bounds = Bounds(receive_only=True)
-    rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "UPDATE t SET w = 6 WHERE id = 1")
-    rig.engine().sync(bounds)
-    log = ChangeLog(rig.settings.layout).open()
-    with pytest.raises(NotRepairable, match="rows have another structure"):
-        rig.engine().apply_range([T], LsnRange(log.start, log.position()))
-    row = TableStates(rig.settings.layout).get(T)
-    assert row is not None
-    assert row.state is TableState.CATCHING_UP
-    rig.sync()
-    rig.assert_equal()

@@ -10,7 +10,6 @@ from itertools import pairwise
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.errors import (
     LockHeld,
     SourceUnavailable,
@@ -22,7 +21,7 @@ from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.reports import SyncReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
-from tests.flow.rig import Rig, T, U, newest, version
+from tests.flow.rig import Rig, T
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
@@ -87,18 +86,3 @@ def test_follow_mode_stops_at_a_commit_boundary_and_a_second_writer_is_refused(r
         thread.join(120)
     rig.assert_equal()
     assert reports[0].transactions == 1
-
-
-@pytest.mark.long
-def test_range_applied_by_hand_is_in_a_point_after_the_next_sync(rig: Rig) -> None:
-    """The lake is in the same state as after a kill between the apply and its point. There is no other change."""
-    rig.setup()
-    rig.sync()
-    before = newest(rig).replay_lsn
-    goal = rig.commit("UPDATE t SET v = 'changed' WHERE id = 1")
-    rig.sync(receive_only=True)
-    rig.engine().apply_range([T], LsnRange(before, goal))
-    assert newest(rig).replay_lsn == before
-    rig.sync()
-    assert newest(rig).replay_lsn >= goal
-    assert newest(rig).tables == {T: version(rig, T), U: version(rig, U)}

@@ -15,10 +15,8 @@ import pytest
 from pgcdc_assets import Lake
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, UnknownTable
 from pgcdc_assets.points.points import ConsistentPoints
-from tests.deltatables import publish_at
 
 
 def test_importing_the_package_imports_no_other_library() -> None:
@@ -43,13 +41,6 @@ def test_an_lsn_below_the_first_point_is_refused(tmp_path: Path) -> None:
     assert Lake(tmp_path).at("0/FFFF").lsn == 100
     with pytest.raises(UnknownTable):
         Lake(tmp_path).at().arrow("orders")
-
-
-def test_missing_version_is_reported(tmp_path: Path) -> None:
-    name = TableName("public", "t")
-    publish_at(ConsistentPoints(Layout.of(tmp_path)), 100, {name: 3})
-    with pytest.raises(LakeError, match="lacks a commit"):
-        Lake(tmp_path).at().arrow(name)
 
 
 def test_a_time_selects_the_newest_point_that_was_published_before_it(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from pgcdc_assets.lake.scan import compared_columns
 from pgcdc_assets.mirror.delta.rowgroups import RowGroup
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import by_delta_rs
-from tests.lake.lakes import LARGE, LAST, ODD, ORDERS, ROWS_A, ROWS_B, A, B, made, written_tables
+from tests.lake.lakes import LARGE, LAST, ORDERS, ROWS_A, ROWS_B, A, B, made, written_tables
 
 READERS: Mapping[str, Callable[[LakeAt], pa.Table]] = {
     "arrow": lambda at: at.arrow("public.orders"),
@@ -67,16 +67,6 @@ def test_each_reader_works_in_an_object_store(lake_in_bucket: Lake) -> None:
     for read in READERS.values():
         assert same(rows(read(at)), ROWS_B)
     assert rows(at.arrow(ORDERS, ["id"], pc.field("id") >= 4)) == [{"id": 4}, {"id": 6}]
-
-
-def test_versions_take_a_name_as_text(lake: Lake) -> None:
-    versions = lake.at().versions
-    assert versions["public.orders"] == versions["orders"] == versions[ORDERS] == 4
-    assert versions['"Odd Schema"."Order ""Lines"""'] == 1
-    assert versions == {ORDERS: 4, ODD: 1}
-    assert "public.orders" in {*map(str, versions)}
-    with pytest.raises(KeyError):
-        versions["public.ordrs"]
 
 
 def test_arrow_gives_the_chosen_columns_in_their_order(lake: Lake) -> None:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +22,7 @@ from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.commitfacts import CommitFacts
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.resendcheck import ResendCheck
-from pgcdc_assets.log.segment import FILLED_SCHEMA, LOG_SCHEMA, SegmentFile, read_rows, read_slices
+from pgcdc_assets.log.segment import FILLED_SCHEMA, read_rows, read_slices
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.upkeep import compact, forget
 from pgcdc_assets.store.local import path_of
@@ -211,19 +210,6 @@ def test_tags_of_a_file_name_only_the_aborted_subtransactions_it_holds(tmp_path:
     log.verify(whole(log))
 
 
-def test_other_engines_can_read_the_table(tmp_path: Path) -> None:
-    plain, log = twins(tmp_path, HISTORY)
-    table = DeltaTable(path_of(log.path))
-    assert table.metadata().configuration["pgcdc.format"] == "1"
-    assert [field.name for field in table.schema().fields] == LOG_SCHEMA.names
-    engine = QueryBuilder().register("log", table)
-    query = "SELECT count(*) AS n, count(subxid) AS early FROM log"
-    assert pa.table(engine.execute(query).read_all()).to_pylist() == [{"n": len(rows_in(plain)) + 3, "early": 9}]
-    query = "SELECT xid, subxid FROM log WHERE commit_lsn IS NULL AND kind = 'I' ORDER BY xid, tx_ordinal"
-    found = pa.table(engine.execute(query).read_all()).to_pydict()
-    assert found == {"xid": [100, 100, 100, 300, 400, 400, 400], "subxid": [100, 101, 102, 303, 400, 402, 403]}
-
-
 # Damage ------------------------------------------------------------------------------------------
 
 
@@ -281,12 +267,3 @@ def test_row_that_was_never_written_is_detected_as_missing(tmp_path: Path) -> No
     assert lost == [3]
     with pytest.raises(LogCorrupt, match="holds 2 rows where its summary counts 3"):
         twin.log.verify(whole(twin.log))
-
-
-def test_rows_keep_the_order_of_their_file(tmp_path: Path) -> None:
-    _, log = twins(tmp_path, [[Transaction(tuple(Change("I", 1, 0, at % 2, b"") for at in range(10)), (1,))]])
-    (late,) = [segment.file for segment in log.all_segments() if segment.commit_facts is not None]
-    found = read_rows(late, ["tx_ordinal"], pc.field("commit_lsn") > 0)
-    assert found["tx_ordinal"].to_pylist() == [0, 2, 4, 6, 8]
-    assert read_rows(late).schema.equals(FILLED_SCHEMA)
-    assert read_rows(SegmentFile(late.path)).num_rows == 10

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from datetime import UTC, datetime
-
-import pytest
-
 from pgcdc_assets.core.lsn import Lsn, LsnRange
-from pgcdc_assets.core.names import TableName
-from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Insert, Update
-from tests.log.conftest import Source, in_each_place, rows, until_event
+from tests.log.conftest import Source, in_each_place, rows
 
 pytestmark = in_each_place
 
@@ -33,13 +26,6 @@ def test_rows_of_several_transactions_and_tables_are_stored_in_order(source: Sou
     assert all(row["xid"] and row["commit_ts"] for row in rows(log))
 
 
-def test_commit_time_in_the_log_equals_the_commit_time_of_the_source(source: Source) -> None:
-    log = source.log()
-    end = source.run("INSERT INTO a VALUES (1, 'x')")
-    source.receive(log, end)
-    assert abs((datetime.now(UTC) - rows(log)[0]["commit_ts"]).total_seconds()) < 60
-
-
 def test_batch_lists_the_leaves_that_are_published_via_their_root(source: Source) -> None:
     """The batch also lists a leaf that was created and dropped between two catalog checks."""
     source.run("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)",
@@ -56,24 +42,6 @@ def test_batch_lists_the_leaves_that_are_published_via_their_root(source: Source
     source.receive(log, end)
     told = {root: set(leaves) for batch in log.batches(log.start) for root, leaves in batch.partitions.items()}
     assert told == {oid["r"]: {oid["leaf"], oid["gone"]}}
-
-
-@pytest.mark.long
-def test_each_batch_describes_its_relations(source: Source) -> None:
-    log = source.log()
-    receiver = source.receiver(log, batch_seconds=0.05)
-    until_event(receiver, "started")
-    for number in range(3):
-        source.run(f"INSERT INTO a VALUES ({number}, 'x')")
-        until_event(receiver, "batch")
-    receiver.stop()
-    batches = log.batches(log.start)
-    assert len(batches) == 3
-    for batch in batches:
-        shapes = ChangeLog(log.layout).shapes(LsnRange(batch.start, batch.end))
-        assert {shape.table for shape in shapes.values()} == {TableName("public", "a")}
-        assert [column.attnum for shape in shapes.values() for column in shape.columns] == [1, 2]
-    assert Counter(row["kind"] for row in rows(log, "kind IN ('R', '=', '#')")) == {"R": 3, "=": 3, "#": 3}
 
 
 def test_rows_of_one_transaction_carry_their_own_schema_versions(source: Source) -> None:

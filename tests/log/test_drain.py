@@ -13,7 +13,7 @@ import pytest
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn, LsnRange
-from pgcdc_assets.errors import SlotActive, SourceFailed, SourceUnavailable
+from pgcdc_assets.errors import SlotActive, SourceFailed
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
@@ -121,27 +121,6 @@ def test_stream_starts_where_the_drain_ended(source: Source, commands: list[str]
     assert len(set(places)) == len(places)
     found = source.conn.execute("SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pgcdc_drain%'")
     assert found.fetchall() == [(0,)]
-
-
-@pytest.mark.long
-def test_stopped_drain_leaves_the_rest_to_the_next_run(source: Source) -> None:
-    """The stop arrives while a range is received. The call is cancelled. Complete transactions are durable and
-    confirmed."""
-    limits = ranges_of(20_000)
-    streamed, log = source.log("streamed"), source.log("drained")
-    everything(source)
-    end = source.lsn()
-
-    def stop(receiver: Receiver) -> None:
-        if len(ChangeLog(Layout.of(source.folder / "drained")).open().batches(log.start)) >= 3:
-            receiver.stop()
-
-    receive_inside(source, log, end, lambda lsn: None, drain_bytes=1, limits=limits, orders=stop)
-    assert log.start < log.position() < end
-    assert source.confirmed(log) == log.position()
-    drained(source, log, end, limits)
-    source.receive(streamed, end)
-    assert content(log) == content(streamed)
 
 
 def test_slot_is_advanced_only_to_durable_positions(source: Source) -> None:
@@ -302,15 +281,3 @@ def test_server_error_is_raised_as_source_failed(source: Source, monkeypatch: py
     log = source.log("drained")
     with pytest.raises(SourceFailed, match="proto_version=99"):
         drained(source, log, source.run("INSERT INTO a VALUES (1, 'x')"))
-
-
-def test_lost_connection_is_reported(source: Source) -> None:
-    log = source.log("drained")
-    everything(source)
-
-    def end(receiver: Receiver) -> None:
-        source.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database() "
-                   "AND application_name = 'pgcdc_assets/receive'")  # fmt: skip
-
-    with pytest.raises(SourceUnavailable):
-        receive_inside(source, log, source.lsn(), lambda lsn: None, drain_bytes=1, limits=ranges_of(4000), orders=end)

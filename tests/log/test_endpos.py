@@ -7,13 +7,12 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.reader import ChangeLog
-from tests.log.conftest import Source, batch_ends, content, eventually, in_each_place, rows, until_event
+from tests.log.conftest import Source, batch_ends, content, in_each_place, rows, until_event
 
 pytestmark = in_each_place
 
@@ -146,24 +145,6 @@ def test_receiver_waits_until_the_source_reaches_a_goal_above_its_position(sourc
     assert source.lsn() > goal
     until_event(receiver, "arrived")
     assert log.position() <= goal
-
-
-@pytest.mark.long
-def test_mark_reports_that_the_log_is_complete_up_to_it(stream: Stream) -> None:
-    receiver = stream.source.receiver(stream.log, batch_seconds=60)
-    mark = stream.commits[1][1]
-    receiver.mark(mark)
-    events = until_event(receiver, "complete")
-    assert events[-1].lsn == mark
-    below: list[dict[str, Any]] = rows(stream.log, f"kind = 'C' AND commit_lsn < {int(mark)}")
-    assert len(below) == 2
-    later = Lsn(stream.source.lsn() + 1)
-    receiver.mark(later)
-    stream.source.run("INSERT INTO foreign_table VALUES (1, 'moves the WAL')")
-    assert until_event(receiver, "complete")[-1].lsn == later
-    assert stream.log.position() >= later
-    receiver.stop()
-    eventually(lambda: not receiver.alive)
 
 
 def test_goal_may_be_any_byte_and_a_second_run_to_it_stores_nothing(stream: Stream) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.extent import complete_to
 from tests.log.conftest import Source, eventually, until_event
 
@@ -20,13 +17,3 @@ def test_log_is_complete_past_wal_that_holds_nothing_for_it(source: Source) -> N
     assert log.position() == recorded
     receiver.stop()
     assert complete_to(log.layout, log.position()) >= lsn
-
-
-@pytest.mark.long
-def test_a_run_to_a_goal_notes_its_goal(source: Source) -> None:
-    """No boundary is at the goal, which lies inside a record."""
-    log = source.log()
-    source.run("INSERT INTO a VALUES (1, 'x')", "INSERT INTO foreign_table VALUES (1)")
-    goal = source.lsn() - 1
-    source.receive(log, Lsn(goal))
-    assert complete_to(log.layout, log.position()) >= goal

@@ -135,25 +135,6 @@ def test_transaction_whose_messages_may_be_rolled_back_is_received_unstreamed(tw
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_transactions_that_a_slot_behind_the_log_repeats_are_received_unstreamed(twins: Twins) -> None:
-    """The repeated transactions are received unstreamed and compared with the log. Later commits are streamed."""
-    source, log = twins.source, twins.streamed.log
-    slot = log.identity.slot
-    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
-    source.run("BEGIN", many(1), many(1001), "COMMIT")
-    twins.streamed.receive(source.run("INSERT INTO b VALUES (1, 1)"))
-    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
-    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [f"{slot}_old", slot])
-    assert source.confirmed(log) < log.position()
-    receiver = twins.start()
-    twins.streamed.complete_to(source.run("INSERT INTO b VALUES (2, 2)"))
-    streams_again(twins, 10_001)
-    receiver.stop()
-    twins.check(facts=True)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
 def test_restored_source_is_noticed_by_its_streamed_transactions(twins: Twins) -> None:
     """The log's newest transaction is a large one. The restored source does not have this transaction at its LSN."""
     source, log = twins.source, twins.streamed.log
@@ -191,26 +172,3 @@ def test_fallback_lasts_until_its_time_is_over_and_its_position_is_reached() -> 
     assert not fallback.over(Lsn(1))
     assert Fallback(False).whole
     assert not Fallback(False).over(Lsn(1))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-def test_transaction_whose_blocks_name_no_origin_is_received_unstreamed(twins: Twins) -> None:
-    """The server sends the origin of the first decoded record. Catalog changes and logical messages have no origin."""
-    source, receiver, name = twins.source, twins.start(), f"o_{twins.source.database.name}"
-    with source.database.connect() as conn:
-        conn.execute("SELECT pg_replication_origin_create(%s)", [name])
-        conn.execute("SELECT pg_replication_origin_session_setup(%s)", [name])
-        for first, start in ((1, "CREATE TEMP TABLE t ()"), (10_001, "SELECT 1"), (15_001, EMIT.format("first"))):
-            for statement in ("BEGIN", start, many(first), many(first + 1000), "COMMIT"):
-                conn.execute(statement.encode())
-            twins.streamed.complete_to(twins.flushed())
-        twins.streamed.complete_to(twins.flushed())
-        conn.execute("SELECT pg_replication_origin_session_reset()")
-        source.run("BEGIN", "CREATE TEMP TABLE t ()", many(20_001), many(21_001), "COMMIT")
-        twins.streamed.complete_to(twins.flushed())
-        streams_again(twins, 30_001)
-        receiver.stop()
-        rows = twins.check(facts=True)
-        conn.execute("SELECT pg_replication_origin_drop(%s)", [name])
-    assert {row[3] for row in rows if row[5] == "C"} == {name, None}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, Schema
+from deltalake import Schema
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout, Location
@@ -65,12 +65,3 @@ def test_fence_reaches_every_table_of_the_lake(layout: Layout) -> None:
         assert now is not None
         assert commit_properties(now, {"a": "b"}) == 2
         assert now.positions == {"pgcdc/leader": 5}
-
-
-def test_other_engines_can_read_a_fenced_table(tmp_path: Path) -> None:
-    place = Location.of(tmp_path / "lake/public/t")
-    create_table(place, Schema.from_arrow(pa.schema([("a", pa.int64())])), {}, {}, place)
-    shut_out(Layout.of(tmp_path / "lake"), 5)
-    table = DeltaTable(place.text)
-    assert table.version() == 1
-    assert table.history()[0]["operation"] == "FENCE"

@@ -13,8 +13,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.receive import relationfacts
-from pgcdc_assets.log.receive.client import ReceiverProcess
-from tests.log.conftest import SECONDS, Source, eventually, rows, until_event
+from tests.log.conftest import SECONDS, Source, eventually, rows
 from tests.log.inside import receive_inside
 from tests.log.prepared import durable, gid, kinds, prepare, restart
 from tests.log.received_twice import Row, Twins, little_memory, many
@@ -101,46 +100,6 @@ def test_receiver_waits_for_a_lock_at_a_commit(twins: Twins) -> None:
         assert len(heard) > 3
         locker.execute("COMMIT")
     assert kinds(finish(twins)) == "IC" + MANY + "IC"
-
-
-def stopped(receiver: ReceiverProcess) -> None:
-    began = time.monotonic()
-    receiver.stop()
-    assert time.monotonic() - began < HELD_SECONDS
-    receiver.events(0)
-
-
-@pytest.mark.long
-def test_stop_during_the_wait_ends_the_run_at_the_last_boundary(twins: Twins) -> None:
-    """The next run stores the transaction once."""
-    source, log = twins.source, twins.streamed.log
-    receiver = twins.start()
-    with locked_at_a_commit(twins) as locker:
-        commit = source.lsn()
-        eventually(lambda: len(rows(log)) == 2)
-        stopped(receiver)
-        assert log.position() < commit
-        assert kinds(twins.streamed.reading.rows()) == "IC"
-        assert twins.spilled == []
-        stopped(twins.start())
-        assert log.position() < commit
-        twins.start()
-        locker.execute("COMMIT")
-    source.run("INSERT INTO a VALUES (-2, 'after')")
-    assert kinds(finish(twins)) == "IC" + MANY + "IC"
-
-
-@pytest.mark.long
-def test_goal_below_a_waiting_transaction_is_reached_during_the_wait(source: Source) -> None:
-    """The goal is below the commit of the transaction that waits, so the run can end."""
-    twins = filtered(source, WHOLE)
-    receiver = twins.start()
-    with locked_at_a_commit(twins) as locker:
-        eventually(lambda: len(rows(twins.streamed.log)) == 2)
-        receiver.until(twins.streamed.log.position())
-        until_event(receiver, "arrived")
-        receiver.join(SECONDS)
-        locker.execute("COMMIT")
 
 
 def test_session_that_holds_the_lock_is_logged(

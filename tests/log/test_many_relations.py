@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.source.catalog import tables as catalog_tables
 from pgcdc_assets.source.connect.connection import SourceConnection
 from tests.log.conftest import Source, content, rows
 from tests.log.inside import RECEIVING, receive_inside
@@ -60,23 +59,3 @@ def test_log_equals_the_log_of_single_catalog_reads(source: Source) -> None:
     receive_inside(source, log, end, lambda lsn: None)
     receive_inside(source, twin, end, lambda lsn: None, receiving=replace(RECEIVING, relations_at_once=1))
     assert content(log) == content(twin)
-
-
-@pytest.mark.long
-def test_status_is_sent_between_two_catalog_reads(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    receiving = replace(RECEIVING, status_seconds=0.0, run_seconds=5.0, linger_seconds=1.0, relations_at_once=10)
-    tables(source, 100)
-    log = source.log()
-    told: list[Lsn] = []
-    asking = [0, 0]
-    asked_for = catalog_tables.relation_facts
-
-    def slow(*args: object) -> object:
-        asking[0] += 1
-        asking[1] = len(told)
-        return asked_for(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("pgcdc_assets.log.receive.relationfacts.relation_facts", slow)
-    receive_inside(source, log, fill(source, 100), told.append, receiving=receiving)
-    assert asking[0] >= 10
-    assert asking[1] >= asking[0] - 1, "a status after each round"

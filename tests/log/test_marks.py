@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.log.conftest import SECONDS, Source, content, rows, until_event
+from tests.log.conftest import SECONDS, Source, rows, until_event
 
 FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g"
 
@@ -28,25 +28,6 @@ def test_log_reaches_a_mark_if_the_server_sends_only_keepalives(source: Source, 
     receiver.stop()
     source.receive(log, source.run("INSERT INTO a VALUES (2, 'y')"))
     assert len(rows(log, "kind = 'I'")) == 2
-
-
-@pytest.mark.long
-def test_mark_above_the_goal_is_not_reached(source: Source) -> None:
-    """The transactions between goal and mark were received, but the next run stores them."""
-    log, goal = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
-    mark = source.run("INSERT INTO a VALUES (2, 'between')")
-    end = source.run("INSERT INTO a VALUES (3, 'beyond')")
-    receiver = source.receiver(log)
-    receiver.mark(mark)
-    receiver.until(goal)
-    events = until_event(receiver, "arrived")
-    receiver.join(SECONDS)
-    assert not [event for event in events if event.name == "complete"]
-    assert all(event.lsn <= goal for event in events)
-    assert log.position() <= goal
-    assert len(content(log)) == 2
-    source.receive(log, end)
-    assert len(content(log)) == 6
 
 
 def test_mark_inside_an_open_batch_closes_the_batch(source: Source) -> None:

@@ -29,13 +29,6 @@ def emitted(source: Source, prefix: str) -> Lsn:
     return source.scalar_lsn(f"pg_logical_emit_message(false, '{prefix}', 'content')")
 
 
-def test_no_message_is_received_without_patterns(source: Source) -> None:
-    log = source.log()
-    source.run(BETWEEN.format("app"), INSIDE.format("app"), "INSERT INTO a VALUES (1, 'x')")
-    source.receive(log, source.lsn(), messages=())
-    assert [row["kind"] for row in rows(log)] == ["I", "C"]
-
-
 def test_only_messages_with_chosen_prefixes_leave_rows(source: Source) -> None:
     log = source.log()
     for prefix in ("app", "outbox.orders", "outbox.debug", "application"):

@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from pgcdc_assets.core.lsn import Lsn, LsnRange
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database
@@ -16,18 +16,6 @@ from tests.servers import new_server
 
 _FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 500) FROM generate_series(1, 40000) g"
 """About 22 MB of WAL."""
-
-
-def test_batch_is_confirmed_once_it_is_durable(source: Source) -> None:
-    log = source.log()
-    receiver = source.receiver(log)
-    until_event(receiver, "started")
-    source.run("INSERT INTO a VALUES (1, 'x')")
-    batch = until_event(receiver, "batch")[-1]
-    assert (batch.transactions, batch.rows, batch.start) == (1, 2, log.start)
-    assert log.position() == batch.lsn
-    eventually(lambda: source.confirmed(log) == batch.lsn)
-    receiver.stop()
 
 
 @pytest.mark.long
@@ -56,22 +44,6 @@ def test_position_past_foreign_wal_is_recorded_before_it_is_confirmed(source: So
     eventually(lambda: source.confirmed(log) >= position)
     assert rows(log, "true") == []
     receiver.stop()
-
-
-@pytest.mark.long
-def test_little_foreign_wal_makes_one_commit_at_the_end_of_the_run(source: Source) -> None:
-    log = source.log()
-    receiver = source.receiver(log)
-    until_event(receiver, "started")
-    for number in range(20):
-        source.run(f"INSERT INTO foreign_table VALUES ({number}, 'x')")
-    eventually(lambda: _written(source) >= source.lsn())
-    commits = len(list(path_of(log.path / "_delta_log").glob("*.json")))
-    assert log.position() == log.start
-    receiver.stop()
-    assert len(list(path_of(log.path / "_delta_log").glob("*.json"))) == commits + 1
-    assert log.position() > log.start
-    assert source.confirmed(log) == log.position()
 
 
 @pytest.mark.long
@@ -115,23 +87,6 @@ def test_large_transaction_is_spilled_to_files_and_stored_completely(source: Sou
     assert [batch.others["C"] for batch in holders] == [2]
     assert len({row["xid"] for row in large}) == 1
     assert not list(path_of(log.path / "_spill").iterdir())
-
-
-@pytest.mark.long
-def test_large_relation_gets_its_own_file_which_readers_of_other_relations_skip(source: Source) -> None:
-    log = source.log()
-    many = "INSERT INTO a SELECT g, repeat('x', 300) FROM generate_series(1, 30000) g"
-    source.run(f"{many}; INSERT INTO b VALUES (1, 1)")
-    source.receive(log, source.lsn())
-    (batch,) = log.batches(log.start)
-    ids = {name.name: relation for relation, name in batch.relations.items()}
-    span = LsnRange(batch.start, batch.end)
-    everything, of_b = log.segments(span), log.segments(span, [ids["b"]])
-    assert len(everything) == 2
-    assert len(of_b) == 1
-    assert max(segment.rows for segment in everything) == 30_000
-    assert of_b[0].rows < 100
-    assert batch.counts == {ids["a"]: {"I": 30_000}, ids["b"]: {"I": 1}}
 
 
 def test_source_can_shut_down_while_a_receiver_is_connected(database: Database, source: Source) -> None:

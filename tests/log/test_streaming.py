@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.log.receive.client import ReceiverProcess
 from tests.log.conftest import SECONDS, Source, eventually, until_event
 from tests.log.received_twice import Row, Twins, little_memory, many
@@ -40,37 +38,6 @@ def test_streamed_transactions_leave_the_same_log_as_unstreamed_transactions(twi
     receiver.join(SECONDS)
     assert kinds(twins.check(facts=True)) == "IC" + "I" * 3000 + "TCIC"
     assert twins.streamed.reading.late > 2
-
-
-def history(source: Source) -> None:
-    """Two large transactions that overlap each other and also small transactions. They end in every possible way."""
-    with source.database.connect() as one, source.database.connect() as two:
-        source.run("INSERT INTO b VALUES (1, 1)")
-        one.execute("BEGIN; " + many(1))
-        two.execute("BEGIN; SAVEPOINT s; " + many(1001))
-        source.run("INSERT INTO b VALUES (2, 2)")
-        two.execute("ROLLBACK TO s; " + many(2001))
-        one.execute(many(3001))
-        one.execute("COMMIT")
-        source.run("SELECT pg_logical_emit_message(false, 'app', 'loose')", "INSERT INTO foreign_table VALUES (1)")
-        two.execute(many(4001))
-        two.execute("COMMIT")
-        source.run("BEGIN", many(5001), "ROLLBACK", "INSERT INTO b VALUES (3, 3)")
-
-
-@pytest.mark.long
-def test_failed_run_leaves_no_file(twins: Twins) -> None:
-    source, receiver = twins.source, twins.start()
-    with source.database.connect() as other:
-        other.execute(("BEGIN; " + many(1, 1000)).encode())
-        twins.flushed()
-        twins.until_spooled()
-        query = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s"
-        source.conn.execute(query, [twins.streamed.log.identity.slot])
-        with pytest.raises(SourceUnavailable):
-            until_event(receiver, "arrived")
-        receiver.join(SECONDS)
-        assert twins.spilled == []
 
 
 def stopped(receiver: ReceiverProcess) -> None:
@@ -141,39 +108,3 @@ def test_marks_are_reached_while_transactions_are_open(twins: Twins) -> None:
         assert kinds(twins.streamed.reading.rows()) == "IC" + 800 * "I" + "C"
     receiver.stop()
     twins.check(facts=True)
-
-
-@pytest.mark.long
-def test_withdrawn_goal_stays_withdrawn_after_a_reconnect(twins: Twins) -> None:
-    """After a reconnect, the receiver reads the list of orders again."""
-    source, receiver = twins.source, twins.start()
-    receiver.until(Lsn(source.lsn() + (1 << 16)))
-    receiver.follow()
-    # Orders are read one after another, so the goal has been withdrawn when the log is complete to this LSN.
-    twins.streamed.complete_to(source.run("INSERT INTO b VALUES (1, 1)"))
-    _reconnect(twins)
-    twins.streamed.complete_to(source.run("INSERT INTO a VALUES (-1, 'x')"))
-    assert receiver.alive
-    receiver.stop()
-    twins.check()
-
-
-def _reconnect(twins: Twins) -> None:
-    """Commits a transaction with a message that may be rolled back. The receiver must reconnect and request the
-    transaction without streaming."""
-    source = twins.source
-    end = source.run("BEGIN", many(90_001), "SAVEPOINT s", "SELECT pg_logical_emit_message(true, 'app', 'gone')",
-                     many(91_001), "ROLLBACK TO s", "COMMIT")  # fmt: skip
-    twins.streamed.complete_to(end)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("immediate", [False, pytest.param(True, marks=pytest.mark.since(16, "immediate streaming"))])
-def test_transactions_committed_before_the_receiver_starts_are_streamed(source: Source, immediate: bool) -> None:
-    """All transactions have committed before the receiver starts. The server streams them nevertheless."""
-    little_memory(source, immediate=immediate)
-    twins = Twins.of(source)
-    history(source)
-    twins.streamed.receive(twins.flushed())
-    assert len(twins.check(facts=True)) == 1609
-    assert twins.streamed.reading.late > 0

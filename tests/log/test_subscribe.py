@@ -13,7 +13,6 @@ from pgcdc_assets.errors import (
     IdentityMismatch,
     LogAhead,
     PgcdcError,
-    SetupNeeded,
     SlotActive,
     SlotMissing,
 )
@@ -59,22 +58,9 @@ def test_source_of_another_identity_is_refused(source: Source, field: str, value
 
 
 @pytest.mark.long
-def test_lower_timeline_is_refused(source: Source) -> None:
-    log = source.log()
-    error = _refused(source, _log_at(source, "later", log.identity, log.start, timeline=2), IdentityMismatch)
-    assert "timeline" in str(error)
-
-
-@pytest.mark.long
 def test_missing_slot_is_refused(source: Source) -> None:
     who = identity(source.conn, source.slot("none"))
     _refused(source, _log_at(source, "none", who, source.lsn()), SlotMissing)
-
-
-@pytest.mark.long
-def test_missing_log_is_refused(source: Source) -> None:
-    source.log()
-    _refused(source, ChangeLog(Layout.of(source.folder / "nowhere")), SetupNeeded)
 
 
 @pytest.mark.long

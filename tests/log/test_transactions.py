@@ -67,17 +67,6 @@ def test_abort_of_an_unknown_transaction_is_counted() -> None:
     assert len(held) == 0
 
 
-def test_repeated_first_block_discards_earlier_blocks() -> None:
-    held = TransactionsInProgress()
-    held.start(StreamStart(7, True), AT, 1.0)
-    held.add(7, changes=3, size=90)
-    held.abort(StreamAbort(7, 8))
-    void = held.start(StreamStart(7, True), Lsn(0x200), 2.0)
-    assert void is not None
-    assert (void.lsn, void.aborted) == (AT, {8})
-    assert (held[7].aborted, held[7].changes, held[7].bytes, held[7].lsn) == (set(), 0, 0, Lsn(0x200))
-
-
 def test_transaction_without_its_first_block_is_refused() -> None:
     held = TransactionsInProgress()
     with pytest.raises(ProtocolError, match="the first block of transaction 7 is missing, at LSN 0/123"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +11,7 @@ from pgcdc_assets.log.receive.client import ReceiverProcess
 from pgcdc_assets.log.spill import PREPARED, PreparedFolder
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.store import storage
-from tests.log.conftest import SECONDS, Source, eventually, in_each_place, rows, until_event
+from tests.log.conftest import Source, in_each_place, rows, until_event
 from tests.log.prepared import durable, end, gid, kinds, prepare, recorded, restart
 from tests.log.received_twice import Row, Twins, little_memory, many
 
@@ -71,22 +70,6 @@ def test_prepared_transaction_is_stored_where_it_commits(twins: Twins, large: bo
 
 @pytest.mark.long
 @both
-def test_prepared_transaction_that_ends_at_once_leaves_no_file(twins: Twins) -> None:
-    source = twins.source
-    receiver = twins.start(batch_seconds=60)
-    prepare(source, many(1, 1000))
-    end(source)
-    prepare(source, "INSERT INTO b VALUES (1, 1)")
-    end(source, "ROLLBACK")
-    receiver.until(twins.flushed())
-    until_event(receiver, "arrived")
-    receiver.join(SECONDS)
-    assert files(twins) == []
-    assert kinds(twins.check(facts=True)) == "I" * 1000 + "C"
-
-
-@pytest.mark.long
-@both
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
 def test_prepared_transaction_may_end_after_a_restart(twins: Twins, how: str) -> None:
     """Once the PREPARE is confirmed, the server sends only the COMMIT PREPARED or ROLLBACK PREPARED."""
@@ -102,17 +85,6 @@ def test_prepared_transaction_may_end_after_a_restart(twins: Twins, how: str) ->
     assert files(twins) == []
 
 
-@pytest.mark.long
-def test_gid_may_be_used_again(twins: Twins) -> None:
-    source = twins.source
-    twins.start()
-    for number in range(1, 4):
-        durable(twins, prepare(source, f"INSERT INTO a VALUES ({number}, 'x')"))
-        restart(twins)
-        end(source, "ROLLBACK" if number == 2 else "COMMIT")
-    assert kinds(finish(twins)) == "ICIC"
-
-
 def test_several_prepared_transactions_may_be_open(twins: Twins) -> None:
     source = twins.source
     twins.start()
@@ -124,32 +96,6 @@ def test_several_prepared_transactions_may_be_open(twins: Twins) -> None:
     restart(twins)
     end(source, name="0")
     assert kinds(finish(twins)) == "ICIC"
-
-
-@pytest.mark.long
-def test_relations_described_in_a_prepared_transaction_are_valid_in_later_transactions(twins: Twins) -> None:
-    """The server does not describe these relations again, and the transaction's lock prevents reading the catalog."""
-    source = twins.source
-    source.run("CREATE TABLE rf (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE rf WHERE (id > 0)")
-    twins.start()
-    prepare(source, "INSERT INTO a VALUES (1, 'told')", "INSERT INTO rf VALUES (1, 'x')", "ALTER TABLE rf ADD n int",
-            "INSERT INTO rf VALUES (2, 'y', 3)")  # fmt: skip
-    beside = source.run("INSERT INTO a VALUES (2, 'not told')")
-    durable(twins, beside)
-    end(source)
-    source.run("INSERT INTO rf VALUES (3, 'z', 4)", "INSERT INTO a VALUES (3, 'x')")
-    assert kinds(finish(twins, facts=False)) == "IC" + "IIIC" + "IC" + "IC"
-
-
-@pytest.mark.long
-def test_relations_sent_before_a_prepared_transaction_stay_valid_in_it(twins: Twins) -> None:
-    source = twins.source
-    twins.start()
-    source.run("INSERT INTO a VALUES (1, 'told')")
-    durable(twins, prepare(source, "INSERT INTO a VALUES (2, 'not told')", "TRUNCATE a", "INSERT INTO b VALUES (1, 1)"))
-    restart(twins)
-    end(source)
-    assert kinds(finish(twins)) == "IC" + "ITIC"
 
 
 @pytest.mark.long
@@ -185,28 +131,6 @@ def test_goal_between_prepare_and_commit_keeps_the_transaction(twins: Twins) -> 
 
 
 @pytest.mark.long
-def test_messages_and_origins_of_a_prepared_transaction_are_kept(twins: Twins) -> None:
-    source = twins.source
-    origin = f"o_{source.database.name}"
-    source.conn.execute("SELECT pg_replication_origin_create(%s)", [origin])
-    with source.database.connect() as other:
-        other.execute("SELECT pg_replication_origin_session_setup(%s)", [origin])
-        twins.start()
-        emit = "SELECT pg_logical_emit_message({}, 'app', '{}')"
-        for statement in ("BEGIN", emit.format("true", "inside"), "INSERT INTO a VALUES (1, 'x')",
-                          emit.format("false", "loose"), f"PREPARE TRANSACTION '{gid(source)}'"):  # fmt: skip
-            other.execute(statement.encode())
-        durable(twins, twins.flushed())
-        restart(twins)
-        other.execute(f"COMMIT PREPARED '{gid(source)}'".encode())
-        found = finish(twins)
-        other.execute("SELECT pg_replication_origin_session_reset()")
-    source.conn.execute("SELECT pg_replication_origin_drop(%s)", [origin])
-    assert kinds(found) == "MMIC"
-    assert [row[3] for row in found] == [None, origin, origin, origin]
-
-
-@pytest.mark.long
 def test_lost_content_of_a_prepared_transaction_is_an_error(twins: Twins) -> None:
     """The log must never lack a transaction of the source without an error."""
     source = twins.source
@@ -222,23 +146,6 @@ def test_lost_content_of_a_prepared_transaction_is_an_error(twins: Twins) -> Non
     assert error.lsn is not None
     assert "pgcdc teardown" in str(error)
     assert twins.streamed.reading.rows() == []
-
-
-@pytest.mark.long
-def test_missing_manifest_is_an_error_only_for_a_commit(twins: Twins) -> None:
-    source = twins.source
-    twins.start()
-    for number in range(2):
-        durable(twins, prepare(source, f"INSERT INTO a VALUES ({number}, 'x')", name=str(number)))
-    for name in files(twins):
-        if name.endswith(".json"):
-            storage.delete([twins.streamed.log.path / PREPARED / name])
-    end(source, "ROLLBACK", name="0")
-    durable(twins, source.run("INSERT INTO b VALUES (1, 1)"))
-    end(source, name="1")
-    assert twins.streamed.receiver is not None
-    error = fails(twins.streamed.receiver, LogCorrupt)
-    assert "is missing; run `pgcdc teardown`" in str(error)
 
 
 @pytest.mark.long
@@ -282,63 +189,6 @@ def test_slot_with_two_phase_is_not_drained(source: Source) -> None:
     receiver.until(commit)
     until_event(receiver, "arrived")
     assert len(rows(log)) == 2003
-
-
-@pytest.mark.long
-@both
-def test_reported_number_of_prepared_changes_excludes_rolled_back_changes(twins: Twins) -> None:
-    """The number excludes changes that were rolled back to a savepoint. The ordinals have gaps in their place."""
-    source = twins.source
-    twins.start()
-    prepare(source, many(1, 1000), "SAVEPOINT s", many(1001, 500), "ROLLBACK TO s", "INSERT INTO b VALUES (1, 1)")
-    prepare(source, "SAVEPOINT s", many(2001, 500), "ROLLBACK TO s", name="nothing")
-    durable(twins, source.run("INSERT INTO a VALUES (-1, 'between')"))
-    told = {kept.key.gid: kept.counted for kept in PreparedFolder(twins.streamed.log.path).pending()}
-    assert told.get(gid(source).replace("''", "'")) == 1001
-    assert told.get(gid(source, "nothing").replace("''", "'"), 0) == 0
-    for name in ("g", "nothing"):
-        end(source, name=name)
-    assert kinds(finish(twins)) == "IC" + "I" * 1001 + "C"
-
-
-@pytest.mark.long
-def test_manifest_holds_no_row_values(source: Source) -> None:
-    log = source.log(two_phase=True)
-    receiver = source.receiver(log, two_phase=True)
-    lsn = prepare(source, "INSERT INTO a VALUES (1, 'secret')")
-    recorded(source, log, receiver, lsn)
-    receiver.stop()
-    names = [entry.name for entry in storage.list_after(log.path / PREPARED)]
-    (manifest,) = (storage.read(log.path / PREPARED / name) for name in names if name.endswith(".json"))
-    assert b"secret" not in manifest
-    assert json.loads(manifest)["changes"] == 1
-    end(source, "ROLLBACK")
-
-
-@pytest.mark.long
-def test_origin_none_depends_on_the_session_that_prepares(source: Source) -> None:
-    """PostgreSQL filters each record by the origin of the session that wrote the record."""
-    log, name = source.log(two_phase=True), f"o_{source.database.name}"
-    source.conn.execute("SELECT pg_replication_origin_create(%s)", [name])
-    with source.database.connect() as other:
-        other.execute("SELECT pg_replication_origin_session_setup(%s)", [name])
-        prepare(source, "INSERT INTO a VALUES (1, 'ours')", name="1")
-        for number in (2, 3):
-            rest = f"VALUES ({number}, 'theirs'); PREPARE TRANSACTION '{gid(source, str(number))}'"
-            for statement in ("BEGIN", *f"INSERT INTO a {rest}".split("; ")):
-                other.execute(statement.encode())
-        receiver = source.receiver(log, two_phase=True, origin="none")
-        eventually(lambda: len(PreparedFolder(log.path).pending()) == 3)
-        other.execute(f"COMMIT PREPARED '{gid(source, '1')}'".encode())
-        end(source, name="2")
-        end(source, "ROLLBACK", name="3")
-        receiver.until(source.lsn())
-        until_event(receiver, "arrived")
-        other.execute("SELECT pg_replication_origin_session_reset()")
-    source.conn.execute("SELECT pg_replication_origin_drop(%s)", [name])
-    (change,) = rows(log, "kind = 'I'")
-    assert b"ours" in change["payload"]
-    assert PreparedFolder(log.path).pending() == []
 
 
 @pytest.mark.long

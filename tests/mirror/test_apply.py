@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.store.local import path_of
-from tests.deltatables import live_files
 from tests.mirror.pipeline import Pipeline
 
 pytestmark = pytest.mark.spark
@@ -150,27 +148,6 @@ def test_values_of_many_megabytes_are_applied(pipe: Pipeline) -> None:
         pipe.turn()
         assert pipe.mirrored("t") == pipe.source("t"), statement
     assert pipe.set_aside == {}
-
-
-@pytest.mark.long
-def test_a_mirror_of_many_turns_has_few_files(pipe: Pipeline) -> None:
-    pipe.compaction = Compaction(look_every=2, most_small=3)
-    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (a int, v text)",
-             "ALTER TABLE u REPLICA IDENTITY FULL")  # fmt: skip
-    pipe.follow("t, u")
-    pipe.run("INSERT INTO t SELECT g, 'v' FROM generate_series(1, 50) g", "INSERT INTO u VALUES (1, 'x'), (1, 'x')")
-    for turn in range(6):
-        pipe.run(
-            f"UPDATE t SET v = 'turn {turn}' WHERE id % 5 = {turn % 5}", f"INSERT INTO t VALUES ({100 + turn}, 'new')"
-        )
-        pipe.run(f"INSERT INTO u VALUES ({turn}, 'y')", "DELETE FROM u WHERE ctid = (SELECT min(ctid) FROM u)")
-        done = pipe.turn()
-        for name in ("t", "u"):
-            mirror = pipe.mirror(name)
-            assert done[name].version == mirror.version
-            assert mirror.replay_lsn == pipe.replayed[name]
-            assert len(live_files(mirror.path)) <= 5
-            pipe.same(name)
 
 
 @pytest.mark.long

@@ -16,7 +16,6 @@ from pgcdc_assets.errors import LakeError, LogCorrupt, MachineError, ProtocolErr
 from pgcdc_assets.failures import ATTEMPTS, machine_told, of_one_table
 from pgcdc_assets.mirror.delta import tableplan
 from pgcdc_assets.mirror.delta.apply import apply_tables
-from pgcdc_assets.mirror.delta.compaction import Compaction
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, live_files
 from tests.mirror.pipeline import Pipeline
@@ -146,48 +145,6 @@ def test_a_column_of_another_writer_is_left_null(pipe: Pipeline) -> None:
     pipe.same("t")
     pipe.same("u")
     assert pipe.mirrored("t", ["id", "note"]) == [("1", "mine"), ("2", None), ("3", None)]
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_a_mirror_with_column_mapping_does_not_use_the_feeds_files(pipe: Pipeline) -> None:
-    """The mirror's files use other column names than the feed's files, even if the mirror itself has its original names
-    again."""
-    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    pipe.follow("t")
-    path = pipe.mirror("t").path
-    pipe.spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
-    pipe.spark.sql(f"ALTER TABLE delta.`{path}` RENAME COLUMN v TO w")
-    pipe.spark.sql(f"ALTER TABLE delta.`{path}` RENAME COLUMN w TO v")
-    pipe.run("INSERT INTO t VALUES (1, 'a')")
-    upto = pipe.receive()
-    work = tableplan.TablePlan.of(pipe.mirrors, pipe.derive(upto)[pipe.mirror("t").name], upto)
-    assert work is not None
-    assert not work.linkable
-    pipe.turn()
-    assert pipe.set_aside == {}
-    pipe.same("t")
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_small_files_that_cannot_be_merged_set_their_table_aside(pipe: Pipeline) -> None:
-    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
-    pipe.follow("t, u")
-    for number in range(4):
-        pipe.run(*(f"INSERT INTO {name} VALUES ({number}, 'v')" for name in "tu"))
-        pipe.turn()
-    _files(pipe, "t")[0].unlink()
-    pipe.compaction = Compaction(look_every=1, most_small=2)
-    pipe.run(*(f"INSERT INTO {name} VALUES (9, 'v')" for name in "tu"))
-    done = pipe.turn()
-    assert done["u"].set_aside is None
-    assert len(_files(pipe, "u")) == 1
-    told = done["t"].set_aside
-    assert told is not None
-    assert told[0] == done["t"].replay_lsn
-    assert re.search(r"part-.*\.parquet: cannot be read: No such file", told[1])
-    pipe.same("u")
 
 
 @pytest.mark.long

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from psycopg import sql
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, PgcdcError
-from pgcdc_assets.mirror.delta import copy
 from pgcdc_assets.mirror.delta.copy import TABLES_PER_JOB, copy_tables
 from pgcdc_assets.mirror.delta.copytask import BlockReader
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
@@ -152,92 +150,6 @@ def test_copies_of_empty_tables_also_have_the_position_of_the_snapshot(copying: 
         mirror = copying.mirror(name)
         assert mirror.snapshot_lsn == mirror.replay_lsn == reports[0].consistent_point
     assert Counter(copying.rows(names[2])["t"].to_pylist()) == {None: 2, "": 1, "x": 1}
-
-
-ODD = TableName("Odd Schema/100%", "Sel\"ect 'ü🦆' =;")
-
-
-def test_odd_names_are_copied(copying: Copying) -> None:
-    columns = ["two words", "a,b", "Größe 🦆", "q\"uo'te`d", "select", "a.b", "tab\there", "x=y"]
-    listed = sql.SQL(", ").join(sql.SQL("{} text").format(sql.Identifier(name)) for name in columns)
-    with copying.database.connect() as conn:
-        conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(ODD.schema)))
-        table = sql.Identifier(ODD.schema, ODD.name)
-        conn.execute(sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, {})").format(table, listed))
-        conn.execute(sql.SQL("INSERT INTO {} SELECT g, {} FROM generate_series(1, 5) g").format(
-            table, sql.SQL(", ").join(sql.SQL("{} || g").format(sql.Literal(name)) for name in columns)))  # fmt: skip
-        conn.execute(sql.SQL("CREATE PUBLICATION p FOR TABLE {}").format(table))
-    (report,) = copying.copy(ODD)
-    assert report.rows == 5
-    for row in copying.rows(ODD).to_pylist():
-        assert [row[name] for name in columns] == [f"{name}{row['id']}" for name in columns]
-    # Copy again. The mirror now has column mapping, and the table has fewer rows.
-    with copying.database.connect() as conn:
-        conn.execute(sql.SQL("DELETE FROM {} WHERE id > 2").format(table))
-    (again,) = copying.copy(ODD)
-    assert again.version == report.version + 1
-    assert sorted(tuples(copying.rows(ODD), ["id", "a,b"])) == [(1, "a,b1"), (2, "a,b2")]
-
-
-def test_multisets_keep_their_duplicates(copying: Copying) -> None:
-    copying.run("CREATE TABLE log (a int, b text); ALTER TABLE log REPLICA IDENTITY FULL; "
-                "INSERT INTO log SELECT g % 3, CASE WHEN g % 2 = 0 THEN 'x' END FROM generate_series(1, 60) g; "
-                "CREATE PUBLICATION p FOR TABLE log")  # fmt: skip
-    name = TableName("public", "log")
-    copying.copy(name)
-    found = copying.rows(name)
-    assert Counter(tuples(found, ["a", "b"])) == Counter(copying.source("SELECT a, b FROM log"))
-    assert len(set(found["_pgcdc_row"].to_pylist())) == 60
-    by_row = {(row["a"], row["b"]): row["_pgcdc_hash"] for row in found.to_pylist()}
-    assert len(set(by_row.values())) == len(by_row) == len({*tuples(found, ["a", "b", "_pgcdc_hash"])})
-
-
-def test_partitions_are_copied_into_the_mirror_of_their_root(copying: Copying) -> None:
-    copying.run("CREATE TABLE sales (id int, region text, PRIMARY KEY (id, region)) PARTITION BY LIST (region); "
-                "CREATE TABLE sales_eu PARTITION OF sales FOR VALUES IN ('eu'); "
-                'CREATE TABLE "Sales US" PARTITION OF sales FOR VALUES IN (\'us\'); '
-                "CREATE TABLE sales_none PARTITION OF sales FOR VALUES IN ('none'); "
-                "CREATE TABLE bare (id int) PARTITION BY RANGE (id); "
-                "INSERT INTO sales SELECT g, CASE WHEN g % 2 = 0 THEN 'eu' ELSE 'us' END FROM generate_series(1, 9) g; "
-                "CREATE PUBLICATION p FOR TABLE sales, bare")  # fmt: skip
-    sales, bare = TableName("public", "sales"), TableName("public", "bare")
-    names = [sales] if len(copying_tables(copying)) == 1 else [sales, bare]
-    reports = {report.table: report.rows for report in copying.copy(*names)}
-    assert reports[sales] == 9
-    assert reports.get(bare, 0) == 0
-    expected = copying.source(
-        "SELECT id, region, CASE region WHEN 'eu' THEN 'public.sales_eu' ELSE 'public.\"Sales US\"' END FROM sales"
-    )
-    assert sorted(tuples(copying.rows(sales), ["id", "region", "_pgcdc_leaf"])) == sorted(expected)
-
-
-def copying_tables(copying: Copying) -> Sequence[Table]:
-    with copying.database.connect() as conn:
-        return read_catalog(conn, SOURCE, ["p"]).tables
-
-
-@pytest.mark.long
-def test_many_pieces_together_contain_every_row_once(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy, "SMALLEST_PIECE", 64 << 10)
-    copying.run("CREATE TABLE big (id int PRIMARY KEY, t text); "
-                "INSERT INTO big SELECT g, repeat(md5(g::text), 3) FROM generate_series(1, 20000) g; "
-                "DELETE FROM big WHERE id % 7 = 0; ANALYZE big; "
-                + "".join(f"CREATE TABLE s{at} (id int PRIMARY KEY); INSERT INTO s{at} VALUES ({at}); "
-                          for at in range(30))
-                + "CREATE PUBLICATION p FOR ALL TABLES")  # fmt: skip
-    names = [TableName("public", "big"), *(TableName("public", f"s{at}") for at in range(30))]
-    reports = {report.table.name: report for report in copying.copy(*names)}
-    assert len(reports) == 31
-    assert reports["big"].files > 4
-    assert all(reports[f"s{at}"].files == 1 for at in range(30))
-    found = copying.rows(names[0])
-    assert sorted(tuples(found, ["id", "t"])) == sorted(copying.source("SELECT id, t FROM big"))
-    assert copying.rows(names[8])["id"].to_pylist() == [7]
-    # The files have different statistics, so they can be distinguished without reading them.
-    table = DeltaTable(path_of(copying.layout.mirror(names[0])))
-    told = pa.table(table.get_add_actions(flatten=True))
-    assert sum(told["num_records"].to_pylist()) == found.num_rows
-    assert min(told["min.id"].to_pylist()) == 1
 
 
 @pytest.mark.long

@@ -23,13 +23,12 @@ from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.mirror.delta.mirror import Mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
-from pgcdc_assets.mirror.delta.rowgroups import live_rows
 from pgcdc_assets.protocol.text.typed import typed
 from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.store.local import path_of
 from pgcdc_assets.structure.successor import successor
 from tests.deltatables import commit, live_files
-from tests.mirror.structures import ID, INT, PLAIN, ROWS, TEXT, A, N, T, made, numeric, relabelled, rows, table
+from tests.mirror.structures import ID, INT, PLAIN, ROWS, TEXT, A, N, T, made, relabelled, rows, table
 
 
 def fields(mirror: Mirror) -> dict[str, dict[str, Any]]:
@@ -96,28 +95,6 @@ def test_a_dropped_column_is_removed(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     relabelled(mirror, table(ID, A))
     assert rows(mirror)[1] == {"id": 2, "a": "two", "_pgcdc_raw": {}}
-
-
-@pytest.mark.long
-def test_decimals_are_widened(spark: SparkSession, tmp_path: Path) -> None:
-    mirror = made(tmp_path, T, ROWS)
-    after = relabelled(mirror, table(ID, A, replace(N, type=numeric(12, 2))))
-    relabelled(mirror, table(ID, A, replace(N, type=numeric(25, 2))), after)
-    delta = mirror.again().delta
-    assert delta is not None
-    assert not mirror.again().mapped, "nothing is asked of readers for what needs nothing"
-    assert "typeWidening" in delta.features
-    assert fields(mirror)["n"]["metadata"]["delta.typeChanges"] == [
-        {"fromType": "decimal(10,2)", "toType": "decimal(12,2)"},
-        {"fromType": "decimal(12,2)", "toType": "decimal(25,2)"},
-    ]
-    expected = [Decimal("1.50"), None, None, Decimal("4.00")]
-    found = pa.concat_tables(live_rows(delta))
-    assert found["n"].to_pylist() == expected
-    assert found.schema.field("n").type == pa.decimal128(25, 2)
-    by_spark = spark.read.format("delta").load(path_of(mirror.path).as_posix())
-    assert [row["n"] for row in by_spark.orderBy("id").collect()] == expected
-    assert [row["id"] for row in by_spark.where("n = 4").collect()] == [4]
 
 
 def test_mirror_with_raw_texts_of_a_renamed_column_is_rewritten(spark: SparkSession, tmp_path: Path) -> None:

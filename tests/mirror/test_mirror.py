@@ -9,7 +9,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 
 from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
 from pgcdc_assets.core.layout import Layout, Location
@@ -18,16 +18,13 @@ from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
-from pgcdc_assets.store.local import path_of
 from tests.deltatables import commit, reads_of_commits
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 IDENTITY_1 = Identity("7000000000000000001", "shop", "pgcdc")
 TEXT = PgType(25, "text")
-INT8 = PgType(20, "int8")
-ODD_NAMES = ["plain", "two words", "q'uo\"te`d\\", "größe 🦆", "a%2Fb=c", "a/b:c*[d]{e}?#", "~\n\t"]
 
 
 def table_of(*names: str, **kwargs: object) -> Table:
@@ -80,30 +77,6 @@ def test_an_absent_mirror_has_no_positions(tmp_path: Path) -> None:
     mirror = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(TableName("public", "t"))
     assert not mirror.exists
     assert (mirror.version, mirror.snapshot_lsn, mirror.replay_lsn, mirror.generation_app_id) == (-1, None, None, None)
-
-
-@pytest.mark.long
-@pytest.mark.spark
-@pytest.mark.parametrize("mapped", [False, True], ids=["as they are", "mapped"])
-def test_values_are_read_back_under_their_names(spark: SparkSession, tmp_path: Path, *, mapped: bool) -> None:
-    names = [name for name in ODD_NAMES if needs_column_mapping([name]) is mapped]
-    columns = [Column(1, "id", INT8), *(Column(number, name, TEXT) for number, name in enumerate(names, 2))]
-    table = Table(16384, TableName(f"s {names[-1]}", names[-1]), tuple(columns), key=(1,))
-    schema = MirrorSchema.of(table)
-    mirror = made(tmp_path, table)
-    assert mirror.holds(schema)
-    texts = [pa.array([f"x{number}", None, "z"]) for number, _ in enumerate(names)]
-    own = [pa.array([9, 9, 9]), *(pa.nulls(3, schema.arrow.field(len(names) + place).type) for place in (2, 3))]
-    report = written(mirror, schema, [pa.array([1, 2, 3]), *texts, *own])
-    version = commit(mirror.path, [report], "append", {mirror.snapshot_app_id: 9})
-    by_spark = spark.read.format("delta").load(str(mirror.path)).toArrow().sort_by("id")
-    query = QueryBuilder().register("t", DeltaTable(path_of(mirror.path))).execute("SELECT * FROM t ORDER BY id")
-    by_rust = pa.table(query.read_all())
-    assert by_rust.column_names == schema.arrow.names
-    for name, text in zip(names, texts, strict=True):
-        assert by_spark[name].to_pylist() == by_rust[name].to_pylist() == text.to_pylist()
-    again = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(table.name)
-    assert (again.version, again.snapshot_lsn, again.replay_lsn) == (version, 9, 9)
 
 
 def test_a_mirror_has_its_properties_and_positions(tmp_path: Path) -> None:

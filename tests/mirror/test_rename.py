@@ -77,17 +77,6 @@ def test_a_rename_replaces_another_tables_copy_of_the_same_position(mirror: Mirr
     target.rename(NAME, AS_NEW, mirror.version, Lsn(31))
 
 
-def test_a_mirror_can_be_renamed_and_back(mirror: Mirror) -> None:
-    """The first folder already has some of the files. Its earlier versions stay readable."""
-    target, expected, seen = _target(mirror), rows(mirror), mirror.version
-    target.rename(NAME, AS_NEW, seen, Lsn(30))
-    back = target.rename(NEW, T, target.version(NEW), Lsn(50))
-    assert rows(mirror.again()) == expected == rows(mirror, seen)
-    actions = storage.read(mirror.path / "_delta_log" / f"{back:020d}.json").decode()
-    assert '"add"' not in actions, "what both have is neither removed nor added"
-    assert '"remove"' not in actions
-
-
 def test_a_rename_that_died_before_its_commit_is_completed(mirror: Mirror) -> None:
     """The run that died left the folder, an empty Delta table, and an incomplete copy of a file."""
     target, expected = _target(mirror), rows(mirror)

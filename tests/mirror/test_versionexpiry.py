@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,22 +49,10 @@ def grown(rows: Rows, versions: int) -> None:
         rows.change([3 * number, 3 * number + 1, 3 * number + 2], {3 * number - 1, 3 * number - 5} & rows.held)
 
 
-def aged(rows: Rows, upto: int) -> None:
-    """Makes the commits up to this version two hours old."""
-    past = time.time() - 7200
-    for commit in (rows.path / "_delta_log").glob("*.json"):
-        if int(commit.stem) <= upto:
-            os.utime(commit, (past, past))
-
-
 def thinned(lake: Path, promised: set[int], grace: timedelta = NOW) -> Unneeded:
     found = unneeded_parts(mirror_of(lake), promised, grace)
     found.delete()
     return found
-
-
-def data_files(rows: Rows) -> int:
-    return sum(file.suffix in (".parquet", ".bin") for file in rows.path.rglob("*") if "_delta_log" not in str(file))
 
 
 def assert_reads(rows: Rows, versions: set[int]) -> None:
@@ -111,57 +98,6 @@ def test_promised_versions_are_kept_and_versions_between_them_are_deleted(
         assert (again.files, again.log_files) == ((), ())
         assert recover(Location.of(rows.path), max(promised, default=newest)).number == newest
         assert recover(Location.of(rows.path), max(promised, default=newest)).aside == ()
-
-
-@pytest.mark.long
-def test_the_newest_promised_version_may_be_kept_without_later_ones(tmp_path: Path) -> None:
-    rows = made(tmp_path)
-    grown(rows, 27)
-    assert thinned(tmp_path, {1, 14, 24}).alone == {1, 14}
-    grown(rows, 12)
-    found = thinned(tmp_path, {14})
-    assert (found.alone, found.whole_from) == ({14}, 20)
-    assert_reads(rows, {14, *range(20, 40)})
-    left = unneeded_parts(mirror_of(tmp_path), {14}, NOW)
-    assert (left.files, left.log_files) == ((), ())
-
-
-@pytest.mark.long
-def test_recent_and_unpublished_versions_are_kept(tmp_path: Path) -> None:
-    rows = made(tmp_path)
-    grown(rows, 45)
-    aged(rows, 34)
-    before = data_files(rows)
-    # Versions above 34 are young, so 34 was the newest version until less than an hour ago.
-    found = thinned(tmp_path, {7, 12, 45}, HOUR)
-    assert (found.alone, found.whole_from, found.files) == ({7, 12}, 30, ())
-    assert data_files(rows) == before, "files are as young as their table"
-    assert_reads(rows, {7, 12, *range(30, 46)})
-    aged(rows, 45)
-    found = thinned(tmp_path, {7, 38}, HOUR)
-    assert (found.alone, found.whole_from) == ({7}, 30), "38 is the newest that was published"
-    assert_reads(rows, {7, *range(30, 46)})
-    assert data_files(rows) == before
-    thinned(tmp_path, {7, 38})
-    assert data_files(rows) < before
-    assert_reads(rows, {7, 38, 45})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("hint", [None, '{"version": 10, "size": 12}'])
-def test_readers_begin_above_all_deleted_versions(tmp_path: Path, hint: str | None) -> None:
-    """``_last_checkpoint`` was lost, or another program wrote and named a checkpoint of an old version."""
-    rows = made(tmp_path)
-    grown(rows, 45)
-    asleep, path = DeltaLog(Location.of(rows.path)), rows.path / "_delta_log" / "_last_checkpoint"
-    path.unlink() if hint is None else path.write_text(hint)
-    found = thinned(tmp_path, {10, 11, 38})
-    assert hinted(Location.of(rows.path / "_delta_log")) >= found.whole_from == 30
-    assert_reads(rows, {10, 11, 38, 45})
-    for log in (asleep, DeltaLog(Location.of(rows.path))):
-        told = log.newest()
-        assert told is not None
-        assert told.number == 45
 
 
 @pytest.mark.long

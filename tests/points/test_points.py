@@ -45,16 +45,6 @@ def listed(points: ConsistentPoints, table: TableName) -> int | None:
     return None if listing is None else listing.replay_lsn
 
 
-def test_a_lake_without_points_has_no_newest_point(layout: Layout) -> None:
-    points = ConsistentPoints(layout)
-    assert points.newest() is None
-    assert points.at(Lsn(5)) is None
-    assert not points.has(Lsn(5))
-    assert points.all() == []
-    assert listed(points, A) is None
-    assert not path_of(layout.consistent_points).exists()
-
-
 def test_points_are_found_by_lsn(layout: Layout) -> None:
     points = ConsistentPoints(layout)
     publish_at(points, 100, {A: 1, B: 1})
@@ -111,22 +101,6 @@ def test_the_delta_log_of_points_stays_short(layout: Layout, monkeypatch: pytest
     newest = max(path_of(log).glob("*.checkpoint.parquet"))
     assert pq.read_table(newest, columns=["remove"])["remove"].null_count == pq.read_metadata(newest).num_rows
     assert [point.replay_lsn for point in ConsistentPoints(layout).all()] == [Lsn(at) for at in range(1, 150)]
-
-
-@pytest.mark.long
-def test_many_points_are_kept_in_few_files(layout: Layout) -> None:
-    points = ConsistentPoints(layout, Merging(most_files=5, small_rows=12))
-    for number in range(1, 41):
-        publish_at(points, number * 10, {A: number, B: number} if number % 3 else {B: number})
-        assert len(DeltaTable(path_of(layout.consistent_points)).file_uris()) <= 6 + number // 12
-    reader = ConsistentPoints(layout)
-    assert [point.replay_lsn for point in reader.all()] == [number * 10 for number in range(1, 41)]
-    at = reader.at(Lsn(305))
-    assert at is not None
-    assert (at.replay_lsn, dict(at.tables)) == (300, {B: 30})
-    assert (listed(reader, A), listed(reader, B)) == (400, 400)
-    times = [point.at for point in reader.all()]
-    assert times == sorted(set(times))
 
 
 def test_a_point_of_an_older_copy_does_not_apply_to_the_newer_copy(layout: Layout) -> None:

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import RegistryRefused, RegistryUnreachable
+from pgcdc_assets.errors import RegistryUnreachable
 from pgcdc_assets.registry.hive import HiveMetastore
 from pgcdc_assets.registry.named import OWNER, NamedTable
 from pgcdc_assets.spark.session import SparkOnDemand
@@ -110,15 +110,6 @@ def test_entry_follows_its_mirror_and_is_removed_with_it(metastore: str, spark: 
             hive.remove(ORDERS, table.owner)
             assert not hive._client.tableExists("own_sales", "orders")
     assert (tmp_path / "Sales" / "Orders" / "_delta_log").is_dir()
-
-
-def test_refused_name_concerns_its_table_alone(metastore: str, spark: SparkSession, tmp_path: Path) -> None:
-    with closing(_hive(metastore, spark, "odd_")) as hive:
-        with pytest.raises(RegistryRefused, match="InvalidObjectException"):
-            hive.put(mirror(tmp_path, TableName("public", "two words")))
-        hive.put(mirror(tmp_path, ORDERS))
-        with pytest.raises(RegistryRefused, match=r"the name odd_sales.orders is taken"):
-            hive.put(mirror(tmp_path, TableName("sales", "orders")))
 
 
 def test_metastore_that_is_down_is_unreachable(spark: SparkSession) -> None:

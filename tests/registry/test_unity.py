@@ -107,11 +107,3 @@ def test_token_comes_from_the_environment_and_is_in_no_message(
     assert unity.tokens == {"Bearer hush"}
     assert str(caught.value).startswith(f"Unity Catalog {unity.url}: GET answered 401 (PERMISSION_DENIED: not yours)")
     assert "hush" not in str(caught.value)
-
-
-def test_polars_finds_the_table_by_its_name(unity: Served, tmp_path: Path) -> None:
-    polars = pytest.importorskip("polars")
-    table = mirror(tmp_path, ORDERS)
-    UnityCatalog(unity.url, "shop").put(table)
-    found = polars.Catalog(unity.url, require_https=False).scan_table("shop", "public", "orders").collect()
-    assert found.columns == [column.name for column in table.columns]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -80,16 +79,6 @@ def test_a_lost_connection_is_typed_and_retryable(database: Database) -> None:
         assert caught.value.retryable
         with pytest.raises(SourceUnavailable):
             conn.execute("SELECT 1")
-
-
-def test_other_errors_on_a_live_connection_are_not_changed(database: Database) -> None:
-    with connect(database.conninfo) as conn, database.connect() as other:
-        conn.execute("CREATE TABLE public.t ()")
-        other.execute("BEGIN; LOCK TABLE t")
-        conn.execute("SET lock_timeout = 50")
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            conn.execute("TABLE public.t")
-        assert conn.execute("SELECT 1").fetchone() == (1,)
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,6 @@ from tests.source.snapshots import T, copied, cut, publish, read, scalar
 from tests.waiting import wait_for
 
 
-def test_the_snapshot_can_be_shared_and_the_slot_is_dropped(database: Database) -> None:
-    with database.connect() as conn:
-        publish(conn)
-        conn.execute("INSERT INTO t SELECT i, 'old' FROM generate_series(1, 1000) AS i")
-        with exported_snapshot(database.conninfo) as snapshot:
-            conn.execute("INSERT INTO t VALUES (1001, 'new'); UPDATE t SET x = 'changed' WHERE i = 1")
-            assert scalar(conn, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
-            lines = copied(database, snapshot, T)
-            assert len(lines) == 1000
-            assert b'"1","old"' in lines
-            snapshot.holder.execute("SELECT 1")
-        held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_xmin IS NOT NULL"
-        wait_for(lambda: scalar(conn, held + " AND pid <> pg_backend_pid()") == 0)
-
-
 def test_snapshot_and_stream_meet_at_the_consistent_point(database: Database) -> None:
     """Concurrent writers commit during the export. The snapshot has exactly the rows of transactions below the
     consistent point."""

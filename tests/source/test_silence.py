@@ -78,14 +78,6 @@ def test_a_lost_answer_ends_the_query(path: DeadPath, new: bool) -> None:
 
 
 @pytest.mark.long
-def test_a_silent_server_ends_a_walsender_command(path: DeadPath) -> None:
-    with ReplicationConnection.open(path.conninfo) as walsender:
-        path.die()
-        with within(20), pytest.raises(SourceUnavailable, match="has sent nothing"):
-            walsender.identify()
-
-
-@pytest.mark.long
 @NEW
 def test_a_silent_server_ends_a_piece_of_a_copy(path: DeadPath, database: Database, new: bool) -> None:
     with database.connect() as conn:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, PgcdcError, SlotAhead, SlotLost, SlotMissing
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.slot.blockers import transactions
@@ -25,23 +25,6 @@ def status(database: Database, slot: str) -> SlotStatus:
     with connect(database.conninfo) as conn:
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
         return require_slot(conn, slot)
-
-
-def test_a_new_slot_is_usable(status: SlotStatus, slot: str, database: Database) -> None:
-    assert status.confirmed_flush_lsn is not None
-    assert status.restart_lsn is not None
-    assert ZERO < status.restart_lsn <= status.confirmed_flush_lsn <= status.wal_lsn
-    assert (status.database, status.plugin, status.active, status.lost) == (database.name, "pgoutput", False, None)
-    assert status.wal_status == "reserved"
-    assert status.two_phase is False
-    assert status.catalog_xmin_age is not None
-    if database.server.version >= 17:
-        assert status.inactive_since is not None
-        assert status.inactive_since.tzinfo is not None
-        assert (status.failover, status.synced) == (False, False)
-    check_slot(status, None)
-    check_slot(status, status.confirmed_flush_lsn)
-    check_slot(status, status.wal_lsn)
 
 
 def test_a_missing_slot_is_none_or_an_error(database: Database, slot: str) -> None:

@@ -302,20 +302,3 @@ def test_attnums_of_leaves_are_mapped_to_those_of_the_root(database: Database) -
     assert (r.leaves[-1].numbering, column(r, "c").missing) == (((1, 0), (2, 1)), "5")
     via_root = tables_of(database, "", "v")["r"]
     assert [leaf.numbering for leaf in via_root.leaves] == [leaf.numbering for leaf in r.leaves]
-
-
-def test_columns_are_read_from_one_snapshot(database: Database) -> None:
-    """In a transaction with an older snapshot, pg_publication_tables would show the current columns. The columns must
-    be read from the snapshot."""
-    with connect(database.conninfo) as conn, database.connect() as user:
-        user.execute("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE PUBLICATION p FOR TABLE t")
-        (before,) = read_tables(conn, ["p"])
-        with conn.transaction():
-            conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            conn.execute("SELECT 1")
-            with user.transaction():
-                user.execute("ALTER TABLE t DROP note")
-                user.execute("ALTER TABLE t ADD note text")
-            assert read_tables(conn, ["p"]) == (before,)
-        (after,) = read_tables(conn, ["p"])
-        assert [column.attnum for column in after.columns] == [1, 3]

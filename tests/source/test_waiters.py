@@ -11,7 +11,6 @@ from contextlib import closing, contextmanager
 import psycopg
 import pytest
 
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import CopyBlocked
 from pgcdc_assets.source.snapshot import reading
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
@@ -149,26 +148,6 @@ def test_a_copy_that_is_interrupted_each_time_gives_up(database: Database, monke
 
 
 @pytest.mark.long
-def test_reads_that_are_terminated_each_time_are_reported_as_blocked(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tool of the operator may terminate sessions that block other sessions. This must not be reported as an
-    unreachable source."""
-    monkeypatch.setattr(reading, "READINGS", 2)
-
-    def terminated() -> None:
-        for _ in copy_blocks(database.conninfo, snapshot.name, piece, 1 << 12):
-            conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s "
-                         "AND datname = current_database()", [reading.READING])  # fmt: skip
-
-    with (
-        snapshot_of_many_rows(database) as (conn, snapshot, piece),
-        pytest.raises(CopyBlocked, match="other sessions waited"),
-    ):
-        read_whole(terminated)
-
-
-@pytest.mark.long
 def test_a_copy_releases_the_table_while_an_index_is_rebuilt(database: Database) -> None:
     with snapshot_of_many_rows(database) as (conn, snapshot, piece), database.connect() as owner:
         owner.execute("BEGIN; REINDEX INDEX t_pkey")
@@ -178,12 +157,3 @@ def test_a_copy_releases_the_table_while_an_index_is_rebuilt(database: Database)
                                           "mode = 'AccessShareLock'"))  # fmt: skip
         owner.execute("COMMIT")
         assert b"".join(read(database, snapshot, piece)).count(b"\n") == ROWS
-
-
-@pytest.mark.long
-def test_a_locked_table_is_divided_by_its_estimated_size(database: Database) -> None:
-    """The size of a locked table cannot be read, so the planner's estimate is used."""
-    with snapshot_of_many_rows(database) as (conn, snapshot, _), database.connect() as locker:
-        conn.execute("ANALYZE t")
-        locker.execute("BEGIN; LOCK TABLE t")
-        assert len(cut(snapshot, TableName("public", "t"), 1 << 20)) > 10

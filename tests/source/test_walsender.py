@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import secrets
-import struct
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.lsn import ZERO
 from pgcdc_assets.errors import CopyBlocked, SlotActive, SlotMissing, SourceFailed, SourceNotReady, SourceUnavailable
 from pgcdc_assets.source.connect.connection import identifier, literal
 from pgcdc_assets.source.connect.readers import LibpqReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.fix_postgres import Database
-from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -49,44 +47,6 @@ def frames(walsender: ReplicationConnection, until: Callable[[bytes], bool], sec
 
 def is_commit(frame: bytes) -> bool:
     return frame[:1] == b"w" and frame[25:26] == b"C"
-
-
-def test_identify_system_and_timeline_are_read(walsender: ReplicationConnection, database: Database) -> None:
-    identity = walsender.identify()
-    with database.connect() as conn:
-        row = conn.execute("SELECT system_identifier::text FROM pg_control_system()").fetchone()
-    assert row == (identity.system_identifier,)
-    assert (identity.timeline, identity.database) == (1, database.name)
-    assert identity.flush_lsn > ZERO
-    assert walsender.timeline_history(1) == {}
-    with pytest.raises(SourceFailed):
-        walsender.timeline_history(99)
-
-
-def test_frames_are_received_and_confirmations_are_sent(
-    walsender: ReplicationConnection, database: Database, slot: str
-) -> None:
-    with database.connect() as conn:
-        conn.execute("CREATE TABLE t (i int PRIMARY KEY); CREATE PUBLICATION \"Odd, 'name'\" FOR TABLE t")
-        created = walsender.create_slot(slot)
-        assert created.snapshot_name is None
-        conn.execute("INSERT INTO t VALUES (1), (2)")
-        walsender.start(slot, created.consistent_point, ["Odd, 'name'"])
-        taken = [frame for frame in frames(walsender, is_commit) if frame[:1] == b"w"]
-        assert bytes(frame[25] for frame in taken) == b"BRIIC"
-        end_lsn = Lsn(struct.unpack_from(">Q", taken[-1], 25 + 2 + 8)[0])
-        walsender.send_status(end_lsn, end_lsn, end_lsn, reply=True)
-        keepalive = frames(walsender, lambda frame: frame[:1] == b"k")[-1]
-        assert struct.unpack_from(">Q", keepalive, 1)[0] >= end_lsn
-        # The server replies before it changes the slot, so the test waits until the slot is changed.
-        query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
-        wait_for(lambda: conn.execute(query, [slot]).fetchone() == (str(end_lsn),), what="the confirmation")
-        sent = conn.execute(
-            "SELECT extract(epoch FROM reply_time - now())::float8 FROM pg_stat_replication WHERE pid = %s",
-            [_pid(walsender)],
-        )
-        ((delay,),) = sent.fetchall()
-        assert abs(delay) < 60, "the status carries the right clock"
 
 
 def _pid(walsender: ReplicationConnection) -> int:

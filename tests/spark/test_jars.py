@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyspark
@@ -126,16 +123,3 @@ def test_a_fetched_jar_that_is_not_the_pinned_one_is_not_kept(
     with pytest.raises(MachineError, match="does not match its SHA-256"):
         delta_jars()
     assert [path.suffix for path in (empty_cache / "pgcdc_assets" / "jars").iterdir()] == [".lock"]
-
-
-@pytest.mark.long
-def test_two_concurrent_processes_fetch_the_jars_once(empty_cache: Path) -> None:
-    code = "from pgcdc_assets.spark.jars import delta_jars; print(len(delta_jars()))"
-    both = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-        for _ in range(2)
-    ]
-    told = [process.communicate(timeout=120)[0] for process in both]
-    assert told[0] == told[1]
-    assert int(told[0]) >= 5
-    assert sorted(path.suffix for path in (empty_cache / "pgcdc_assets" / "jars").iterdir()) == [".13", ".lock"]

@@ -60,10 +60,6 @@ def test_sums_grow_over_several_jobs(spark: SparkSession) -> None:
     assert total.value == 36
 
 
-def test_empty_list_of_specs_starts_no_job(spark: SparkSession) -> None:
-    assert run_tasks(spark, broken, []) == []
-
-
 def test_each_spec_runs_once(spark: SparkSession, tmp_path: Path) -> None:
     run_tasks(spark, marking, [str(tmp_path)] * 5)
     assert len(list(tmp_path.iterdir())) == 5

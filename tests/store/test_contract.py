@@ -202,11 +202,6 @@ def test_a_file_is_copied_from_one_store_to_another(folder: Location, tmp_path: 
     assert (tmp_path / "elsewhere").read_bytes() == (tmp_path / "scratch/a").read_bytes() == b"x"
 
 
-def test_a_probe_leaves_nothing(folder: Location) -> None:
-    storage.probe(folder)
-    assert list(storage.walk(folder, hidden=True)) == []
-
-
 def test_a_folder_of_this_machine_has_a_limit(tmp_path: Path) -> None:
     there = storage.free_bytes(Location.of(tmp_path / "not" / "yet"))
     here = storage.free_bytes(Location.of(tmp_path))
@@ -233,15 +228,6 @@ def test_files_of_a_killed_process_in_scratch_are_deleted(folder: Location) -> N
             assert Path(second.text).is_dir()
     assert not left.parent.exists()
     assert list(storage.walk(folder)) == []
-
-
-def test_a_lake_behind_a_link_is_removed_with_the_link(tmp_path: Path) -> None:
-    (tmp_path / "lake").symlink_to(tmp_path / "disk", target_is_directory=True)
-    (tmp_path / "disk").mkdir()
-    lake = Location.of(tmp_path / "lake")
-    storage.create(lake / "t/part", b"x")
-    storage.delete_folder(lake)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_has_the_group_of_its_table(tmp_path: Path) -> None:

@@ -163,15 +163,6 @@ def test_a_holder_that_slept_through_deleted_numbers_loses_the_lease(bucket: Loc
             storage.create(bucket / "late", b"x")
 
 
-def test_the_first_number_of_a_lease_cannot_be_used_twice(bucket: Location) -> None:
-    late, chain = chainlease.Chain(bucket / "lock"), chainlease.Chain(bucket / "lock")
-    assert late.look()[0] is None
-    for number in range(1, 2 * chainlease._KEPT):
-        chain.append(chainlease.Link(number))
-    with pytest.raises(FileExistsError):
-        chainlease.ChainLease(late, None)
-
-
 @pytest.mark.long
 def test_a_process_that_takes_over_an_expired_lease_gets_the_number_of_its_predecessor(
     bucket: Location, monkeypatch: pytest.MonkeyPatch

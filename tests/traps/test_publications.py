@@ -13,10 +13,8 @@ from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import EmptyPublication
-from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import load_catalog
 from tests.flow.rig import Rig
-from tests.oracle import assert_equal
 from tests.projectfiles import CATALOG_FILE
 from tests.traps.following import following_run
 from tests.traps.scenario import assert_same, empty_rig
@@ -157,118 +155,3 @@ def test_mirrors_follow_row_filters_column_lists_and_partitions_via_root(rig: Ri
     run("INSERT INTO listed VALUES (50, 'told now', 'v', 1); UPDATE filtered SET v = 'y' WHERE id > 15")
     rig.sync()
     equal()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("gone", ["DROP TABLE root_3", "ALTER TABLE root DETACH PARTITION root_3"])
-def test_partition_that_exists_only_between_two_catalog_checks_causes_a_copy(rig: Rig, gone: str) -> None:
-    """The stream sent the partition's rows with the root's OID. They disappeared without a message. No point may
-    contain these rows."""
-    run, root = rig.conn.execute, TableName("public", "root")
-    _named(rig, "theirs")
-    run("CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); "
-        "CREATE TABLE root_1 PARTITION OF root FOR VALUES FROM (0) TO (10); INSERT INTO root VALUES (1, 'x'); "
-        "CREATE PUBLICATION theirs FOR TABLE root WITH (publish_via_partition_root = true)")  # fmt: skip
-    rig.setup()
-    rig.sync()
-    rig.assert_equal("public.root")
-    run("INSERT INTO root VALUES (2, 'y')")
-    assert rig.sync().copied == []
-    points = ConsistentPoints(rig.settings.layout)
-    before = points.newest()
-    assert before is not None
-    run("CREATE TABLE root_3 PARTITION OF root FOR VALUES FROM (30) TO (40)")
-    run("INSERT INTO root VALUES (30, 'short-lived'), (3, 'z')")
-    run(gone.encode())
-    (copied,) = rig.sync().copied
-    listing = [point for point in points.all() if point.replay_lsn > before.replay_lsn and root in point.tables]
-    assert all(point.replay_lsn >= copied.consistent_point for point in listing)
-    rig.assert_equal("public.root")
-    run("INSERT INTO root VALUES (4, 'followed again')")
-    assert rig.sync().copied == []
-    rig.assert_equal("public.root")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("apart", ["; ", "\n"], ids=["in one transaction", "in several"])
-def test_table_that_was_temporarily_a_partition_is_correct_in_every_point(rig: Rig, apart: str) -> None:
-    """While the table was a partition, the stream sent its rows with the root's OID. No point may list the table's own
-    mirror without these rows."""
-    run, own = rig.conn.execute, TableName("public", "own")
-    _named(rig, "theirs")
-    run("CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); CREATE TABLE own (LIKE root "
-        "INCLUDING ALL); CREATE TABLE root_1 PARTITION OF root FOR VALUES FROM (0) TO (10); "
-        "INSERT INTO own VALUES (20, 'x'); "
-        "CREATE PUBLICATION theirs FOR ALL TABLES WITH (publish_via_partition_root = true)")  # fmt: skip
-    rig.setup()
-    rig.sync()
-    rig.assert_equal("public.root", "public.own")
-    points = ConsistentPoints(rig.settings.layout)
-    before = points.newest()
-    assert before is not None
-    steps = ("ALTER TABLE root ATTACH PARTITION own FOR VALUES FROM (20) TO (30)",
-             "INSERT INTO root VALUES (21, 'as a partition')", "DELETE FROM root WHERE id = 20",
-             "ALTER TABLE root DETACH PARTITION own")  # fmt: skip
-    for statements in apart.join(steps).split("\n"):
-        run(statements.encode())
-    since = rig.flush()
-    rig.sync()
-    for point in points.all():
-        if point.replay_lsn >= since and own in point.tables:
-            assert_equal(rig.conn, rig.lake, "public.own", version={"public.own": point.tables[own]})
-    rig.sync()
-    rig.assert_equal("public.root", "public.own")
-    run("INSERT INTO own VALUES (22, 'followed again')")
-    assert rig.sync().copied == []
-    rig.assert_equal("public.root", "public.own")
-
-
-@pytest.mark.long
-def test_mirrors_follow_a_publication_for_all_tables(rig: Rig) -> None:
-    """New tables are published without setup. UPDATE and DELETE of a table without replica identity fail, as the user
-    accepted with this publication."""
-    run = rig.conn.execute
-    _named(rig, "theirs")
-    run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'); CREATE TABLE keyless (a int); "
-        "INSERT INTO keyless VALUES (1), (1); CREATE TABLE root (id int PRIMARY KEY) PARTITION BY HASH (id); "
-        "CREATE TABLE root_0 PARTITION OF root FOR VALUES WITH (MODULUS 2, REMAINDER 0); "
-        "CREATE TABLE root_1 PARTITION OF root FOR VALUES WITH (MODULUS 2, REMAINDER 1); "
-        "INSERT INTO root SELECT generate_series(1, 10); CREATE PUBLICATION theirs FOR ALL TABLES")  # fmt: skip
-    rig.setup()
-    rig.sync()
-    rig.assert_equal("public.t", "public.keyless", "public.root")
-    assert any("UPDATE and DELETE fail on the source" in problem.what for problem in status(rig.settings).problems)
-    run("INSERT INTO keyless VALUES (2), (2); CREATE TABLE new (id int PRIMARY KEY); INSERT INTO new VALUES (1)")
-    run("TRUNCATE root_0; UPDATE root SET id = id + 100 WHERE id < 5")
-    run("CREATE SCHEMA other; CREATE TABLE other.t (id int PRIMARY KEY)")
-    rig.sync()
-    run("INSERT INTO other.t VALUES (1); DELETE FROM new")
-    rig.sync()
-    rig.assert_equal("public.t", "public.keyless", "public.root", "public.new", "other.t")
-
-
-@pytest.mark.long
-def test_mirrors_follow_a_publication_of_schemas_with_fewer_operations(rig: Rig) -> None:
-    run = rig.conn.execute
-    _named(rig, "theirs")
-    run("CREATE SCHEMA s; CREATE TABLE s.t (id int PRIMARY KEY, v text); INSERT INTO s.t VALUES (1, 'a'), (2, 'b'); "
-        "CREATE TABLE s.u (id int PRIMARY KEY); CREATE TABLE outside (id int PRIMARY KEY); CREATE PUBLICATION theirs "
-        "FOR TABLES IN SCHEMA s WITH (publish = 'insert')")  # fmt: skip
-    rig.setup()
-    rig.sync()
-    rig.assert_equal("s.t", "s.u")
-    run("INSERT INTO s.t VALUES (3, 'c'); CREATE VIEW expected AS SELECT * FROM s.t")
-    run("CREATE TABLE inserted AS SELECT * FROM s.t")
-    run("UPDATE s.t SET v = 'not seen'; DELETE FROM s.t WHERE id = 1; TRUNCATE s.u; CREATE TABLE s.new (id int PRIMARY "
-        "KEY); INSERT INTO s.new VALUES (1); INSERT INTO outside VALUES (1)")  # fmt: skip
-    assert rig.sync().set_aside == []
-    assert_same(rig, "public.inserted", "s.t")
-    rig.assert_equal("s.new")
-    assert not (rig.lake / "public").exists()
-    assert any("its updates and deletes are not applied" in p.what for p in status(rig.settings).problems)
-
-    # More operations are published: the earlier, unpublished changes are copied, and later changes are streamed.
-    run("ALTER PUBLICATION theirs SET (publish = 'insert, update, delete, truncate')")
-    run("UPDATE s.t SET v = 'seen' WHERE id = 2; DELETE FROM s.t WHERE id = 3")
-    rig.sync()
-    rig.assert_equal("s.t", "s.u", "s.new")

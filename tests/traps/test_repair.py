@@ -12,10 +12,10 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.lsn import Lsn, LsnRange, merged
+from pgcdc_assets.core.lsn import merged
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import NotRepairable, RangeGap, UsageError
+from pgcdc_assets.errors import NotRepairable
 from tests.flow.rig import Rig
 from tests.traps.scenario import empty_rig
 
@@ -69,26 +69,6 @@ def _differing(rig: Rig) -> set[int]:
     here = {(row["id"], row["v"]) for row in rows.to_pylist()}
     there = set(rig.conn.execute("SELECT id, v FROM t").fetchall())
     return {key for key, _ in here ^ there}
-
-
-@pytest.mark.long
-def test_gap_between_ranges_is_refused_and_named(rig: Rig) -> None:
-    first, second, third = (report.span for report in rig.observer.ranges)
-    with pytest.raises(RangeGap, match=f"{first} is followed by {third}"):
-        merged([third, first])
-    end = second.end
-    assert merged([second, first]) == LsnRange(first.start, end)
-    ahead = LsnRange(third.end, Lsn(third.end + 100))
-    with pytest.raises(RangeGap, match=str(ahead.end)):
-        rig.engine().check_range(ahead)
-    with pytest.raises(RangeGap, match=str(ahead.end)):
-        rig.engine().apply_range([T], ahead)
-    with pytest.raises((UsageError, RangeGap)):
-        rig.engine().repair(T, ahead)
-    before = LsnRange(Lsn(1), first.end)
-    with pytest.raises(RangeGap, match="before the log"):
-        rig.engine().repair(T, before)
-    rig.assert_equal("public.t", "public.bag")
 
 
 def test_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:

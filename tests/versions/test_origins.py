@@ -9,7 +9,7 @@ import pytest
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from tests.fix_postgres import fresh_database
-from tests.log.conftest import Source, eventually, rows, until_event
+from tests.log.conftest import Source, eventually, rows
 from tests.log.received_twice import little_memory, many
 
 
@@ -78,16 +78,6 @@ def test_large_transaction_that_changes_its_origin_is_received_after_its_commit(
 
 
 @pytest.mark.long
-def test_origin_any_includes_all_transactions_with_their_origins(source: Source) -> None:
-    log = source.log()
-    write(source)
-    source.receive(log, source.lsn())
-    name = f"o_{source.database.name}"
-    kinds = [(row["kind"], row["origin"]) for row in rows(log, "kind IN ('I', 'U')")]
-    assert kinds == [("I", None), ("I", name), ("I", name), ("I", None), ("U", name)]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(("first", "second"), [("any", "none"), ("none", "any")])
 def test_origin_setting_may_change_while_the_slot_is_behind(source: Source, first: str, second: str) -> None:
     """The slot is behind the log, as after a kill before a confirmation. With a different origin setting, the server
@@ -148,39 +138,3 @@ def test_servers_that_replicate_to_each_other_send_each_change_once(
         assert [[row["kind"] for row in rows(log)] for log in logs] == [["I", "C"], ["I", "C"]]
         assert b"one" in rows(logs[0], "kind = 'I'")[0]["payload"]
         assert b"two" in rows(logs[1], "kind = 'I'")[0]["payload"]
-
-
-@pytest.mark.long
-@pytest.mark.versions(14, 18)
-@pytest.mark.parametrize("structure", ["SELECT 1", "CREATE TEMP TABLE t ()"])
-def test_origin_none_excludes_streamed_transactions(source: Source, structure: str) -> None:
-    """The first block of a streamed transaction does not contain the origin if the transaction begins with a change of
-    the catalog."""
-    name = f"o_{source.database.name}"
-    little_memory(source)
-    log = source.log()
-    for first, setup in ((1, f"SELECT pg_replication_origin_session_setup('{name}')"),
-                         (10_001, "SELECT pg_replication_origin_session_reset()")):  # fmt: skip
-        source.run(setup, "BEGIN", structure, many(first), many(first + 1000), "COMMIT", "DISCARD TEMP")
-    source.receive(log, source.lsn(), origin="none")
-    changes = rows(log, "kind = 'I'")
-    assert len(changes) == 800
-    assert {row["origin"] for row in changes} == {None}
-    assert b"10001" in changes[0]["payload"]
-
-
-@pytest.mark.long
-@pytest.mark.versions(14, 18)
-def test_large_transaction_of_other_tables_causes_no_reconnect(source: Source) -> None:
-    """The transaction's blocks contain no origin and no published change, so the receiver does not need the origin."""
-    source.run("CREATE TABLE foreign_table (id int, v text)")
-    little_memory(source)
-    log = source.log()
-    receiver = source.receiver(log)
-    until_event(receiver, "started")
-    source.run(many(1, table="foreign_table"), "INSERT INTO a VALUES (1, 'own')")
-    receiver.until(source.lsn())
-    events = until_event(receiver, "arrived")
-    receiver.join(30)
-    assert [event.name for event in events if event.name == "dropped"] == [], "as at a new connection"
-    assert [row["kind"] for row in rows(log)] == ["I", "C"]

@@ -85,8 +85,8 @@ def play(twins: Twins, sessions: Sessions, steps: list[Step], *, facts: bool) ->
     for twin in (twins.streamed, twins.whole):
         twin.complete_to(end)
     found = twins.check(facts=facts)
-    for position, rows in looks:
-        assert_same(rows, [row for row in found if _at(row) < position])
+    for position, before in looks:
+        assert_same(before, [row for row in found if _at(row) < position])
 
 
 def _at(row: Row) -> int:
