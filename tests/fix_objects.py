@@ -18,7 +18,7 @@ import pytest
 
 from pgcdc_assets.core.layout import Location
 from pgcdc_assets.spark.jars import Artifact, cached, java_command, retrieve
-from tests.ports import held_port
+from tests.servers import held_port
 from tests.waiting import wait_for
 
 S3PROXY: Final = "4.1.0"

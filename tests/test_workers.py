@@ -30,7 +30,7 @@ def test_workers_are_given_whole_groups(pytestconfig: pytest.Config, monkeypatch
     assert scheduler._split_scope("tests/end_to_end/test_up.py::test_a[pg14]") == "up"
     assert scheduler._split_scope("tests/versions/test_receive.py::test_a[pg14-x]") == "pg14"
     assert scheduler._split_scope("tests/core/test_lsn.py::test_a[@x::y]") == "tests/core/test_lsn.py"
-    assert scheduler._split_scope("tests/crash/test_process.py::test_a") == "tests/crash/test_process.py::test_a"
+    assert scheduler._split_scope("tests/crash/test_leaders.py::test_a") == "tests/crash/test_leaders.py::test_a"
 
 
 @pytest.mark.long

@@ -2,7 +2,7 @@
 A server that converts for its client ends the whole stream or copy at the first text that cannot be converted to UTF8.
 So texts arrive in the server's own encoding, and are decoded here, value by value. Python's codecs agree with
 PostgreSQL's conversions, except for a few characters of Japanese and Korean. :data:`_BY_SERVER` lists these characters;
-``tests/source/test_encodings.py`` compares all encodings."""
+``tests/source/test_connection.py`` compares all encodings."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.lakes import Lake
+from tests.checks.mirrors import Lake
 from tests.fix_postgres import Database
 
 

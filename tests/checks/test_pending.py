@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from pgcdc_assets.checks import lag as of_module
-from pgcdc_assets.checks.health import TableFacts
-from pgcdc_assets.checks.lag import Pending, pending
-from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.checks.health import Facts, LogFacts, SourceFacts, TableFacts
+from pgcdc_assets.checks.lag import Lag, Pending, _lag, pending
+from pgcdc_assets.checks.report import TableReport, keep_proofs, read_proofs
+from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
 from pgcdc_assets.log.reader import ChangeLog, Segment
 from pgcdc_assets.log.summary import BatchSummary
+from pgcdc_assets.source.slot.slot import SlotStatus
+from pgcdc_assets.store.local import path_of
 from tests.defs.catalogs import catalog_of
-from tests.log.written import START, WHO, frames_of, writer_of
+from tests.log.streams import START, WHO, frames_of, writer_of
 
 T1, T2 = TableName("public", "t1"), TableName("public", "t2")
 STEP = 100
@@ -105,3 +109,81 @@ def test_tables_at_many_positions_are_searched_together(
     ])  # fmt: skip
     assert {name: one.start for name, one in both.items()} == {T1: START, T2: end[0]}
     assert len(walks) == 3, "one file for t2, and two for all others"
+
+
+# The record of the last comparison of each table ----------------------------------------------------
+
+A, B, C = (TableName("public", name) for name in ("a", 'Odd "b"', "c"))
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    found = Layout.of(tmp_path / "lake")
+    path_of(found.own).mkdir(parents=True)
+    return found
+
+
+def test_last_comparison_of_each_table_is_kept(layout: Layout) -> None:
+    keep_proofs(layout, [TableReport(A, lsn=Lsn(5)), TableReport(B, missing=1, lsn=Lsn(5))])
+    keep_proofs(layout, [TableReport(B, lsn=Lsn(9)), TableReport(A, compared=False, reason="locked", lsn=Lsn(9))])
+    found = read_proofs(layout)
+    assert {name: (proof.lsn, proof.equal) for name, proof in found.items()} == {A: (5, True), B: (9, True)}
+
+
+def test_a_difference_that_unpublished_updates_explain_is_no_difference(layout: Layout) -> None:
+    keep_proofs(layout, [TableReport(A, extra=1, updates_seen=False, lsn=Lsn(5)), TableReport(C, extra=1, lsn=Lsn(5))])
+    assert {name: proof.equal for name, proof in read_proofs(layout).items()} == {A: True, C: False}
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"public.a": 1}', b'{"a.b.c": {}}'])
+def test_a_damaged_record_is_replaced_by_the_next_comparison(layout: Layout, content: bytes) -> None:
+    path_of(layout.proofs).write_bytes(content)
+    assert read_proofs(layout) == {}
+    keep_proofs(layout, [TableReport(A, lsn=Lsn(5))])
+    assert set(read_proofs(layout)) == {A}
+
+
+# The lag of a table, from the facts about source, log and lake --------------------------------------
+
+NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
+AGO = NOW - timedelta(seconds=40)
+AT = Lsn(10_000)
+LAGGING = Identity("7123", "shop", "pgcdc")
+LEVEL = Facts(NOW, "pgcdc", SourceFacts(LAGGING, AT), log=LogFacts(LAGGING, Lsn(1), AT))
+BEHIND = replace(LEVEL, log=LogFacts(LAGGING, Lsn(1), Lsn(AT - 500)))
+"""The source is ahead of the log."""
+ORDERS = TableFacts(TableName("public", "orders"), TableState.STREAMING, AT)
+EVENTS = TableFacts(TableName("public", "events"), TableState.CATCHING_UP, Lsn(AT - 1000))
+
+
+def test_a_table_that_lacks_a_transaction_lags_since_its_commit() -> None:
+    assert _lag(LEVEL, EVENTS, Pending(Lsn(AT - 1000), AGO), None) == Lag(1000, 40.0)
+
+
+def test_a_table_that_lacks_none_does_not_lag() -> None:
+    """Its position may be lower than the source's, because other tables have changed."""
+    assert _lag(LEVEL, EVENTS, None, AGO) == Lag(1000, 0.0)
+
+
+def test_while_a_process_receives_the_rest_is_on_its_way() -> None:
+    assert _lag(replace(BEHIND, at_work="`pgcdc follow` (pid 5)"), ORDERS, None, AGO) == Lag(0, 0.0)
+
+
+def test_while_nobody_receives_a_table_may_lag_since_the_last_reception() -> None:
+    assert _lag(BEHIND, ORDERS, None, AGO) == Lag(0, 40.0)
+    assert _lag(replace(BEHIND, slot=_inactive(7)), ORDERS, None, AGO) == Lag(0, 7.0)
+    assert _lag(BEHIND, ORDERS, None, None) == Lag(0, None)
+
+
+def _inactive(seconds: float) -> SlotStatus:
+    return SlotStatus(
+        name="pgcdc", plugin="pgoutput", database="shop", connected_to="shop", temporary=False, active=False,
+        active_pid=None, restart_lsn=AT, confirmed_flush_lsn=AT, wal_lsn=AT, wal_status="reserved", safe_wal_size=None,
+        catalog_xmin_age=None, xmin_age=None, two_phase=False, conflicting=False, invalidation_reason=None,
+        inactive_since=NOW - timedelta(seconds=seconds), failover=False, synced=False,
+    )  # fmt: skip
+
+
+def test_without_the_source_only_the_log_counts() -> None:
+    assert _lag(replace(LEVEL, source=None), ORDERS, None, AGO) == Lag(None, None)
+    assert _lag(replace(LEVEL, source=None), ORDERS, Pending(AT, AGO), None) == Lag(None, 40.0)

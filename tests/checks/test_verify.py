@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -32,7 +32,7 @@ from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.snapshot import reading
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot, shown_tables
 from tests.checks import mirrors
-from tests.checks.lakes import Lake, Point, Row
+from tests.checks.mirrors import Lake, Point, Row
 
 # Every type ------------------------------------------------------------------------------------
 
@@ -566,3 +566,36 @@ def _beside(
 
         settings = Settings(source=lake.conninfo, lake=lake.root)
         return verify(settings, lake.catalog(), None, reach, snapshot=snapshot)
+
+
+# Mirrors as Spark writes them -----------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_mirrors_with_deletion_vectors_and_mapped_columns_are_compared(lake: Lake, spark: SparkSession) -> None:
+    lake.script(
+        'CREATE TABLE t (id int PRIMARY KEY, "a b" text, "c=(d)" int[]);'
+        "INSERT INTO t SELECT i, 'text ' || i, ARRAY[i, NULL] FROM generate_series(1, 100) i WHERE i <> 7;"
+        "UPDATE t SET \"a b\" = 'new' WHERE id = 8"
+    )
+    path = f"delta.`{lake.path('t')}`"
+    spark.sql(
+        f"CREATE TABLE {path} (id INT, `a b` STRING, `c=(d)` ARRAY<INT>, _pgcdc_commit_lsn BIGINT,"
+        " _pgcdc_commit_ts TIMESTAMP, _pgcdc_raw MAP<STRING, STRING>) USING delta"
+        " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name')"
+    )
+    spark.sql(
+        f"INSERT INTO {path} SELECT CAST(id AS INT), concat('text ', id), array(CAST(id AS INT), NULL),"
+        " 1, NULL, NULL FROM range(1, 101)"
+    )
+    spark.sql(f"DELETE FROM {path} WHERE id = 7")
+    spark.sql(f"UPDATE {path} SET `a b` = 'new' WHERE id = 8")
+    assert DeltaTable(str(lake.path("t"))).deletion_vectors().read_all().num_rows > 0
+    report = lake.only()
+    assert (report.equal, report.source_rows, report.mirror_rows) == (True, 99, 99)
+    spark.sql(f"UPDATE {path} SET `c=(d)` = array(9) WHERE id = 9")
+    assert lake.only().examples == (Example("different", {"id": "9"}, ("c=(d)",)),)

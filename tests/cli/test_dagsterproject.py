@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import pytest
 
 from pgcdc_assets.cli.dagsterproject import is_component
+from pgcdc_assets.cli.dagsterui import SameOrigin, guarded, refusal
+from pgcdc_assets.cli.jobs import instance
 from pgcdc_assets.cli.main import pgcdc, run
+from pgcdc_assets.defs.partitions import RangeRegister, claim
 from pgcdc_assets.settings import PREFIX, Settings
+from tests.cli.conftest import Shell
+from tests.defs.catalogs import NAMES, catalog_of
+from tests.defs.doubles import span
 
 PYPROJECT: Final = """
 [tool.dg]
@@ -114,3 +122,120 @@ def test_error_names_a_component_that_cannot_be_loaded(
     assert "geheim" not in told
     assert "Traceback" not in told
     assert shown == []
+
+
+# Two projects with one DAGSTER_HOME -----------------------------------------------------------------
+
+FIRST = catalog_of(("public", "orders"), slot="first")
+
+
+@pytest.fixture
+def shared(shell: Shell, tmp_path: Path) -> Shell:
+    """A shell whose Dagster instance another project has used."""
+    home = tmp_path / "dagster"
+    home.mkdir()
+    shell.patch.setenv("DAGSTER_HOME", str(home))
+    with instance() as runs:
+        claim(runs, NAMES, FIRST.identity)
+        RangeRegister(runs, NAMES).add(span(0x10, 0x20))
+    return shell
+
+
+def test_commands_of_a_second_project_are_refused_before_they_start_a_run(shared: Shell) -> None:
+    shared.pgcdc("setup")
+    for arguments in (["sync"], ["follow"], ["maintain"], ["snapshot", "a"]):
+        said = shared.pgcdc(*arguments, expect=2)
+        assert "uses the name pgcdc for another project, which reads slot first of system 7" in said
+        assert "DAGSTER_HOME" in said
+        assert len(said.strip().splitlines()) == 2
+    assert not Path("lake").exists()
+    with instance() as runs:
+        assert runs.get_runs_count() == 0
+        assert RangeRegister(runs, NAMES).known() == [span(0x10, 0x20)]
+    shared.pgcdc("teardown", "--yes")
+    with instance() as runs:
+        claim(runs, NAMES, FIRST.identity)
+
+
+# Which HTTP requests Dagster's webserver answers and which it refuses under ``pgcdc up`` ------------
+
+OWN_PAGE = {"origin": "http://localhost:3000", "sec-fetch-site": "same-origin"}
+OURS = {"host": "localhost:3000"}
+PAGE = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+IMAGE = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+
+ANSWERED = {
+    "a page that the user opens": ("GET", "/", OURS | {"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}),
+    "a link from elsewhere to a page": ("GET", "/runs", OURS | PAGE),
+    "the UI's own query": ("POST", "/graphql", OURS | OWN_PAGE),
+    "the UI's own WebSocket": ("GET", "/graphql", OURS | {"upgrade": "websocket", "origin": "http://localhost:3000"}),
+    "a program": ("POST", "/graphql", {"host": "127.0.0.1:3000"}),
+    "a program by IPv6": ("POST", "/graphql", {"host": "[::1]:3000"}),
+}
+REFUSED = {
+    "an image whose address is a mutation": ("GET", "/graphql", OURS | IMAGE),
+    "a link whose address is a mutation": ("GET", "/graphql", OURS | PAGE),
+    "a mutation by GET of an old browser": ("GET", "/graphql/", OURS),
+    "a mutation by HEAD": ("HEAD", "/graphql", OURS),
+    "an image of another site": ("GET", "/runs", OURS | IMAGE),
+    "an image of another port": ("GET", "/runs", OURS | {"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors"}),
+    "a form of another site without an origin": ("POST", "/report_asset_materialization/a", OURS | PAGE),
+    "a form of another site": ("POST", "/graphql", OURS | {"origin": "https://evil.example"} | PAGE),
+    "a POST of another port": ("POST", "/graphql", OURS | {"origin": "http://localhost:8000"}),
+    "a POST of a page without an origin": ("POST", "/report_asset_materialization/a", OURS | {"origin": "null"}),
+    "another site's WebSocket": ("GET", "/graphql", OURS | {"upgrade": "websocket", "origin": "https://evil.example"}),
+    "a host name of another's": ("GET", "/", {"host": "evil.example:3000"}),
+    "no host name": ("GET", "/", {}),
+    "an address of another machine": ("GET", "/", {"host": "10.1.2.3:3000"}),
+    "a host that cannot be parsed": ("GET", "/", {"host": "[::1"}),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERED)
+def test_a_request_of_the_user_or_of_our_own_page_is_answered(case: str) -> None:
+    assert refusal(*ANSWERED[case], "127.0.0.1") is None
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_request_that_another_site_could_forge_is_refused(case: str) -> None:
+    assert refusal(*REFUSED[case], "127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3:3000", f"{socket.gethostname()}:3000", "localhost:3000"])
+def test_a_server_for_other_machines_answers_to_its_own_names(host: str) -> None:
+    assert refusal("GET", "/", {"host": host}, "0.0.0.0") is None
+    assert refusal("GET", "/", {"host": "evil.example"}, "0.0.0.0")
+
+
+def _sent(scope: dict[str, Any]) -> list[MutableMapping[str, Any]]:
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "answered"})
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(SameOrigin(app, "127.0.0.1")(scope, receive, send))
+    return sent
+
+
+def test_refused_requests_do_not_reach_the_application() -> None:
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost:3000")]}
+    assert _sent(scope) == [{"type": "answered"}]
+    assert _sent({"type": "lifespan"}) == [{"type": "answered"}]
+    refused = _sent(scope | {"headers": [(b"host", b"evil.example")]})
+    assert refused[0]["status"] == 403
+    assert b"evil.example" in refused[1]["body"]
+    socket = {"type": "websocket", "path": "/graphql", "headers": [(b"host", b"evil.example")]}
+    assert [message["type"] for message in _sent(socket)] == ["websocket.close"]
+
+
+def test_up_replaces_only_the_command_that_starts_the_webserver() -> None:
+    daemon = ["python", "-m", "dagster._daemon", "run"]
+    assert guarded(daemon) == daemon
+    webserver = guarded(["python", "-m", "dagster_webserver", "--host", "127.0.0.1"])
+    assert webserver == ["python", "-m", "pgcdc_assets.cli.dagsterui", "webserver", "--host", "127.0.0.1"]

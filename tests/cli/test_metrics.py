@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.cli.conftest import Shell
-from tests.metrics.exposition import Samples, samples
-from tests.ports import held_port
+from tests.metrics.moments import Samples, samples
+from tests.servers import held_port
 from tests.waiting import wait_for
 
 SECRET = "hunter2-in-a-test"

@@ -3,13 +3,28 @@ running."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import re
+import signal
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from pgcdc_assets.checks import positions
-from tests.cli.conftest import Shell
+from pgcdc_assets.cli import jobs
+from pgcdc_assets.cli.console import ConsoleProgress
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.flow.requests import place_verify_request
+from pgcdc_assets.store import storage
+from tests.cli.conftest import Shell, traces
+from tests.jsondocuments import checked
 
 
 def test_requests_can_be_made_shown_and_withdrawn(shell: Shell) -> None:
@@ -70,3 +85,109 @@ def test_without_a_project_the_commands_advise_setup(shell: Shell) -> None:
     for arguments in (["until", "1/0"], ["pause", "apply"], ["positions"]):
         assert "run `pgcdc setup`" in shell.pgcdc(*arguments, expect=1)
     assert not any(name.startswith("lake") for name in shell.files())
+
+
+# `status` names the holders of the lake's locks, and reports a holder that does not name itself -----
+
+
+def test_status_shows_the_request_of_a_running_verify(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    with place_verify_request(Layout.of(shell.folder / "lake")) as request:
+        assert f"paused               for `pgcdc verify` (pid {os.getpid()}): nothing is applied" in shell.pgcdc(
+            "status"
+        )
+        request.at(Lsn(16))
+        assert f"paused               for `pgcdc verify` (pid {os.getpid()}), at 0/10\n" in shell.pgcdc("status")
+        assert json.loads(shell.pgcdc("status", "--json"))["hold"]["lsn"] == "0/10"
+    assert "held  " not in shell.pgcdc("status")
+
+
+def test_status_names_a_lock_whose_holder_does_not_name_itself(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    own = Path("lake/_pgcdc")
+    own.mkdir(parents=True)
+    for name, code in (("hold", 0), ("waiting", 0), ("lock", 1)):
+        with (own / name).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            said = shell.pgcdc("status", expect=code)
+            assert f"/_pgcdc/{name} is locked by an unknown process" in said
+
+
+# The program in ``docs/reference/json.md`` ----------------------------------------------------------
+
+
+def test_the_program_in_the_docs_prints_problems_and_lags(shell: Shell) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    shell.pgcdc("setup")
+    with shell.database.connect() as conn:
+        conn.execute("DROP TABLE b")
+    shell.patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    exec(program, {})
+    printed = shell.streams.readouterr().out.splitlines()
+    assert printed[0].startswith("error table_unpublished table public.b is no longer published")
+    assert printed[-2:] == ["public.a waiting None", "public.b waiting None"]
+
+
+# How the Dagster run that a command starts in its own process ends ----------------------------------
+
+
+@dg.op(name="pgcdc_deaf", config_schema={})
+def deaf() -> None:
+    """A job that ignores all signals."""
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+
+
+@dg.job
+def deaf_job() -> None:
+    deaf()
+
+
+@pytest.mark.long
+def test_an_interrupted_run_is_not_reported_as_a_dagster_error(shell: Shell) -> None:
+    settings = jobs.project_settings(set_up=False)
+    with pytest.raises(KeyboardInterrupt):
+        jobs._run(settings, lambda of: deaf_job, "deaf", {}, ConsoleProgress())
+
+
+# `pgcdc setup` says what a first copy reads, and whether the lake's disk has room for it ------------
+
+ROWS = 20_000
+
+
+@pytest.fixture
+def filled(shell: Shell) -> Shell:
+    """A third table, whose partition has the rows and whose rows have TOAST data."""
+    with shell.database.connect() as conn:
+        conn.execute("CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
+                     "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100000);"
+                     "ALTER TABLE p1 ALTER v SET STORAGE EXTERNAL")  # fmt: skip
+        conn.execute("INSERT INTO p SELECT g, repeat('x', 20) FROM generate_series(1, %s) g", [ROWS])
+        conn.execute("INSERT INTO p VALUES (0, repeat('x', 3000000))")
+    return shell
+
+
+def test_setup_reports_tables_and_bytes_of_a_first_copy(filled: Shell) -> None:
+    with filled.database.connect() as conn:
+        row = conn.execute("SELECT pg_table_size('p1') + pg_table_size('a') + pg_table_size('b')").fetchone()
+    assert row is not None
+    document, _ = json.JSONDecoder().raw_decode(filled.pgcdc("setup", "--json"))
+    assert checked("setup", document)["copy_bytes"] == row[0] > 3_000_000
+    assert re.search(
+        r"^3 tables are published, \d\.\d MiB on the source; run `pgcdc sync`$", filled.pgcdc("setup"), re.M
+    )
+    assert not (filled.folder / "lake").exists()
+
+
+def test_setup_warns_if_the_disk_of_the_lake_is_too_small(filled: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "warning: lake" not in filled.pgcdc("setup")
+    monkeypatch.setattr(storage, "free_bytes", lambda root: 1_000_000)
+    told = rf"^warning: lake {filled.folder / 'lake'}: has 977 KiB free, but the tables take \d\.\d MiB on the source"
+    assert re.search(told, filled.pgcdc("setup"), re.M)
+
+
+def test_setup_makes_no_slot_for_a_lake_that_cannot_be_written(shell: Shell) -> None:
+    shell.set(LAKE="/proc/lake")
+    assert "lake /proc/lake: cannot be written" in shell.pgcdc("setup", expect=1)
+    assert traces(shell.database) == []

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pyspark
 
-from tests.ports import held_port
+from tests.servers import held_port
 from tests.waiting import wait_for
 
 WORKERS, CORES = 2, 3

@@ -16,7 +16,7 @@ from tests.cluster.leaks import in_command_lines, in_environments, in_files, sho
 from tests.cluster.standalone import CORES, executor_of, kill_executor
 from tests.cluster.steps import ends_well, standing_at
 from tests.fix_objects import SECRET as STORE_SECRET
-from tests.ports import held_port
+from tests.servers import held_port
 
 pytestmark = [pytest.mark.long, pytest.mark.process, pytest.mark.timeout(1200)]
 

@@ -1,12 +1,19 @@
+""""""
+
 from __future__ import annotations
 
+import pickle
 import shlex
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgcdc_assets.core.encoding import UTF8, Encoding, marked
+from pgcdc_assets.core.layout import LOCAL, Location
 from pgcdc_assets.core.names import TableName, decoded, encoded, nearest
+from pgcdc_assets.core.settingvalues import PrefixPatterns
 from pgcdc_assets.errors import UsageError
 
 _NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -82,3 +89,126 @@ def test_folder_name_with_a_special_meaning_is_escaped(name: str, folder: str) -
 def test_name_is_quoted_only_where_necessary() -> None:
     assert str(TableName("shop", "orders")) == "shop.orders"
     assert str(TableName("Shop", 'a"b')) == '"Shop"."a""b"'
+
+
+# Parsing, joining, splitting and comparing instances of :class:`Location` ---------------------------
+
+
+def test_path_is_made_absolute_and_url_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Location.of("lake").text == str(tmp_path / "lake")
+    assert Location.of(Path("lake//./")).text == str(tmp_path / "lake")
+    assert Location.of("lake/../other").text == f"{tmp_path}/lake/../other", "lake may be a link"
+    assert Location.of("memory://store/lake/").text == "memory://store/lake"
+    assert Location.of(Location.of("lake")) == Location.of("lake")
+
+
+@pytest.mark.parametrize("root", ["/lake", "memory://store/lake"])
+def test_locations_are_joined_and_split(root: str) -> None:
+    lake = Location.of(root)
+    file = lake / "public/t" / "part"
+    assert str(file) == f"{root}/public/t/part"
+    assert (file.name, file.parent, file.with_name("other")) == ("part", lake / "public/t", lake / "public/t/other")
+    assert pickle.loads(pickle.dumps(file)) == file
+    assert {file: 1}[lake / "public/t/part"] == 1
+
+
+def test_the_scheme_of_a_url_decides_the_store() -> None:
+    assert Location.of("/lake").scheme == LOCAL
+    assert Location.of("s3://bucket/key").scheme == "s3"
+
+
+def test_parent_folders_are_listed_up_to_the_one_above_the_lake() -> None:
+    lake = Location.of("/srv/lake")
+    assert (lake / "public/t").up_to(lake) == [lake / "public/t", lake / "public", lake, Location("/srv")]
+    assert Location("/lake").up_to(Location("/lake")) == [Location("/lake"), Location("/")]
+
+
+def test_local_path_is_given_to_other_programs_as_a_uri() -> None:
+    assert Location("/srv/a lake").uri == "file:///srv/a%20lake"
+    assert Location("s3://bucket/key").uri == "s3://bucket/key"
+
+
+# Decoding text from a server's encoding -------------------------------------------------------------
+
+WIN1252, EUC_JP, SQL_ASCII = (Encoding.of(name) for name in ("WIN1252", "EUC_JP", "SQL_ASCII"))
+
+
+def test_invalid_byte_is_refused_or_marked() -> None:
+    assert WIN1252.decode(b"caf\xe9 \x80") == "café €"
+    with pytest.raises(UnicodeDecodeError):
+        WIN1252.decode(b"b\x81")
+    assert WIN1252.shown(b"\xe9 b\x81") == "é b\ufffd81"
+    assert marked(WIN1252.shown(b"b\x81"))
+    assert not marked("caf\ufffd")
+
+
+@pytest.mark.parametrize(("raw", "text"), [
+    (b"\xa1\xc1", "～"), (b"\xad\xa1", "①"), (b"\xa2\xcc", "￢"), (b"\x8f\xf4\xa1", "Ⅲ"), (b"\xc6\xfc\xcb\xdc", "日本"),
+])  # fmt: skip
+def test_japanese_is_read_as_the_server_converts_it(raw: bytes, text: str) -> None:
+    assert EUC_JP.decode(b"a" + raw + b"b" + raw) == f"a{text}b{text}"
+    assert EUC_JP.decode(EUC_JP.encode(text)) == text
+
+
+def test_name_that_the_encoding_cannot_hold_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="'日本' does not exist in the source's encoding, WIN1252"):
+        WIN1252.encode("日本")
+
+
+def test_encoding_that_python_lacks_is_received_as_utf8() -> None:
+    assert Encoding.of("EUC_TW") == Encoding.of("MULE_INTERNAL") == Encoding.of(None) == UTF8
+    assert SQL_ASCII.name == "SQL_ASCII"
+    assert SQL_ASCII.title == "UTF-8"
+
+
+@given(st.binary(max_size=40), st.sampled_from([WIN1252, EUC_JP, SQL_ASCII, UTF8]))
+def test_name_read_as_utf8_is_read_again_in_its_own_encoding(raw: bytes, encoding: Encoding) -> None:
+    assert encoding.reread(UTF8.shown(raw)) == encoding.shown(raw)
+
+
+@given(st.binary(max_size=40), st.sampled_from([WIN1252, EUC_JP, UTF8]))
+def test_text_is_marked_if_and_only_if_decoding_refuses_it(raw: bytes, encoding: Encoding) -> None:
+    try:
+        text = encoding.decode(raw)
+    except UnicodeDecodeError:
+        assert marked(encoding.shown(raw))
+    else:
+        assert encoding.shown(raw) == text
+
+
+@pytest.mark.parametrize(
+    ("patterns", "prefix", "chosen"),
+    [
+        ([], "outbox", False),
+        (["outbox"], "outbox", True),
+        (["outbox"], "outbox.orders", False),
+        (["outbox"], "an outbox", False),
+        (["outbox.*"], "outbox.orders", True),
+        (["outbox.*"], "outbox.", True),
+        (["outbox.*"], "outboxes", False),
+        (["out?"], "outs", True),
+        (["out?"], "outer", False),
+        (["*"], "two\nlines", True),
+        (["*", "-debug.*"], "debug.x", False),
+        (["*", "-debug.*"], "debug", True),
+        (["-debug.*", "app", "*x"], "box", True),
+        (['"a*b"'], "a*b", True),
+        (['"a*b"'], "axb", False),
+        (['"a""b"'], 'a"b', True),
+        (['-"a*b"', "a*"], "a*b", False),
+    ],
+)
+def test_prefix_is_chosen_if_it_is_included_and_not_excluded(patterns: list[str], prefix: str, chosen: bool) -> None:
+    assert PrefixPatterns.parse(patterns).match(prefix) is chosen
+
+
+@pytest.mark.parametrize("pattern", ["", " app", "app ", 'a"b', "a\0b", "-", "- app", '""'])
+def test_text_that_is_not_a_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match=f"^{pattern!r} is not a pattern".replace("\\", "\\\\")):
+        PrefixPatterns.parse([pattern, "*"])
+
+
+def test_exclusions_alone_are_refused() -> None:
+    with pytest.raises(ValueError, match="excludes prefixes and includes none"):
+        PrefixPatterns.parse(["-debug.*"])

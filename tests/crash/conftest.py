@@ -18,8 +18,7 @@ import pytest
 from pgcdc_assets.core import faultpoints
 from pgcdc_assets.demo.server import EmbeddedServer
 from tests.conftest import SEED
-from tests.crash.faults import Faults
-from tests.crash.tally import Tally
+from tests.crash.faults import Faults, Tally
 from tests.fix_postgres import TEST_SETTINGS
 
 DEFAULT_CYCLES, LONG_CYCLES, EVERY = 4, 24, 100

@@ -18,9 +18,8 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store import storage
-from tests.crash.faults import Faults
+from tests.crash.faults import Faults, Tally
 from tests.crash.proxy import Proxy
-from tests.crash.tally import Tally
 from tests.crash.workload import Draw, Script, Writers, in_transaction, prepared
 from tests.fix_postgres import Database
 from tests.journal import Journal, published

@@ -25,9 +25,8 @@ from pgcdc_assets.core.layout import Location
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.store import storage
 from tests.crash.byprocess import CASES, FIRST, PROGRAM, SECONDS, SOME, ByProcess, Case
-from tests.crash.faults import Faults, Kind, wait_until
+from tests.crash.faults import Faults, Kind, Tally, wait_until
 from tests.crash.proxy import Proxy
-from tests.crash.tally import Tally
 from tests.fix_postgres import fresh_database
 
 logger = logging.getLogger(__name__)
@@ -179,3 +178,32 @@ def _lakes(cases: Sequence[Case]) -> list[list[Case]]:
     completes the lake."""
     first = [case for case in cases if case.command == "sync" and case.point in FIRST]
     return [*([case] for case in first), *filter(None, [[case for case in cases if case not in first]])]
+
+
+# The command, or only its JVM, is killed at durable steps of a whole sync ---------------------------
+
+
+@pytest.mark.long
+@pytest.mark.process
+@pytest.mark.timeout(7200)
+@pytest.mark.takes(500)
+@pytest.mark.parametrize("command", ["sync", "others"])
+def test_killed_command_loses_nothing(
+    crash_server: EmbeddedServer, faults: Faults, chance: random.Random, tally: Tally, tmp_path: Path, command: str,
+    *, every: bool,
+) -> None:  # fmt: skip
+    cases = [case for case in CASES if (case.command == "sync") is (command == "sync")]
+    drawn = {*chance.sample(cases, SOME)}
+    chosen = cases if every else [case for case in cases if case in drawn]
+    with fresh_database(crash_server) as database, Proxy(crash_server.socket_folder) as proxy, closing(
+        ByProcess(crash_server, faults, proxy, chance, tally, database, Location.of(tmp_path / "lake"),
+                  folder=tmp_path)
+    ) as rig:  # fmt: skip
+        with rig.writers.writing():
+            for case in chosen:
+                rig.prepare(case)
+                rig.cycle(case)
+        rig.project.run("sync")
+        rig.assert_all_there()
+        rig.assert_recorded()
+        assert not rig.unmet

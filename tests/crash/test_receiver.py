@@ -27,9 +27,8 @@ from pgcdc_assets.log.receive.messages import Event, EventName, Order, OrderName
 from pgcdc_assets.source.slot.slot import identity
 from pgcdc_assets.source.stream.drain import LEAST_BYTES
 from pgcdc_assets.store.local import path_of
-from tests.crash.faults import Faults, Kind, kill, wait_until
+from tests.crash.faults import ANY_TIME, Faults, Kind, Tally, kill, wait_until
 from tests.crash.proxy import Proxy
-from tests.crash.tally import ANY_TIME, Tally
 from tests.crash.witness import assert_same, logged, peeked
 from tests.crash.workload import RECEIVER_WORK, Writers, large
 from tests.fix_postgres import fresh_database

@@ -29,10 +29,9 @@ from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
-from tests.crash.faults import Faults, Kind, kill, wait_until
+from tests.crash.faults import ANY_TIME, Faults, Kind, Tally, kill, wait_until
 from tests.crash.lakes import TABLES, LakeRig, work
 from tests.crash.proxy import Proxy
-from tests.crash.tally import ANY_TIME, Tally
 from tests.fix_postgres import fresh_database
 from tests.flow.rig import children_running
 from tests.projectfiles import CATALOG_FILE

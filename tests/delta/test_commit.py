@@ -5,30 +5,42 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, QueryBuilder, Schema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.layout import Layout, Location
+from pgcdc_assets.core.layout import DELTA_LOG, Layout, Location, checkpoint_name, commit_name
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.commit import FileChange, commit_change, commit_rewritten, loosened
-from pgcdc_assets.errors import LakeError
+from pgcdc_assets.delta.commit import FileChange, commit_change, commit_files, commit_rewritten, loosened, replace_files
+from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset, opened_parquet
+from pgcdc_assets.delta.definition import commit_columns, commit_properties, create_table
+from pgcdc_assets.delta.log import DeltaLog, DeltaVersion, open_delta
+from pgcdc_assets.delta.sweep import sweep
+from pgcdc_assets.delta.vectors import kept, read_vector
+from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.mirror.delta.compaction import Compaction, compact_file
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
+from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import path_of
 from tests.delta.rows import OWNER, SCHEMA, Rows
 from tests.deltatables import live_files
 from tests.history.mirror import make
+from tests.memorystore import lake_in_memory
 
 
 @pytest.fixture
@@ -194,3 +206,192 @@ def test_spark_reads_our_commits_and_adds_its_own(spark: SparkSession, tmp_path:
     assert read() == [(number,) for number in (5, 6, 7, 8, 9, 12)]
     history = spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").collect()[0]
     assert (history["operation"], history["operationMetrics"]) == ("MERGE", {"numTargetRowsInserted": "1"})
+
+
+# The code for Delta tables needs only what the store interface promises -----------------------------
+
+ROWS = pa.schema([("id", pa.int64())])
+PROPERTIES = {"delta.checkpointInterval": "4", "delta.logRetentionDuration": "interval 0 seconds"}
+
+
+@pytest.fixture
+def table() -> Iterator[Location]:
+    root = lake_in_memory()
+    create_table(root / "t", Schema.from_arrow(ROWS), PROPERTIES, {"app": 1}, root)
+    yield root / "t"
+    storage.delete_folder(root)
+
+
+def now(table: Location) -> DeltaVersion:
+    found = open_delta(table)
+    assert found is not None
+    return found
+
+
+def written(table: Location, *ids: int) -> FileReport:
+    with DataFile(table, ROWS) as file:
+        file.write([pa.array(ids, pa.int64())])
+        report = file.finish()
+    assert report is not None
+    return report
+
+
+def ids(table: Location, version: int | None = None) -> list[int]:
+    at = now(table) if version is None else DeltaLog(table).at(version)
+    found: list[int] = []
+    for file in at.files:
+        vector = file.action.get("deletionVector")
+        with opened_parquet(table / file.path) as data:
+            rows = data.read()
+        live = kept(len(rows), None if vector is None else read_vector(table, vector))
+        found += rows["id"].filter(pa.array(live)).to_pylist()
+    return sorted(found)
+
+
+def test_old_log_files_are_deleted_once_a_checkpoint_covers_them(table: Location) -> None:
+    log = DeltaLog(table)
+    for number in range(9):
+        assert commit_files(now(table), [written(table, number)], "append", {"app": number + 2}) == number + 1
+    assert ids(table) == list(range(9))
+    assert now(table).positions == {"app": 10}
+    assert storage.exists(table / DELTA_LOG / checkpoint_name(8))
+    # The commits are all made now, so all log files before the newest checkpoint are deleted.
+    assert not storage.exists(table / DELTA_LOG / commit_name(3))
+    assert ids(table, 9) == list(range(9))
+    newest = log.newest()
+    assert newest is not None
+    assert newest.number == 9
+
+
+def test_columns_are_added_and_files_are_removed(table: Location) -> None:
+    commit_files(now(table), [written(table, 1)], "append", {})
+    commit_columns(now(table), Schema.from_arrow(pa.schema([*ROWS, ("more", pa.string())])))
+    wide = pa.schema([*ROWS, ("more", pa.string())])
+    rows = dataset([table / file.path for file in now(table).files], wide).to_table()
+    assert rows.to_pylist() == [{"id": 1, "more": None}]
+    first = now(table).files[0]
+    replace_files(now(table), [first], [], {})
+    assert storage.exists(table / first.path)
+    assert sweep(table, timedelta(hours=1)) == 0
+    storage.create(table / "orphan.parquet", b"x")
+    assert sweep(table, timedelta(0)) == 2
+    assert not storage.exists(table / first.path)
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 1_000_000.0
+        patch.setattr(time, "time", lambda: self.now)
+
+    def hours_pass(self, hours: float) -> None:
+        self.now += hours * 3600
+
+
+def test_a_file_removed_recently_is_not_swept(table: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file itself may be old. It is kept because another process may still read the version that contains it."""
+    clock = Clock(monkeypatch)
+    commit_files(now(table), [written(table, 1)], "append", {})
+    clock.hours_pass(5)
+    replace_files(now(table), now(table).files, [written(table, 2)], {})
+    clock.hours_pass(0.5)
+    assert sweep(table, timedelta(hours=1)) == 0
+    assert ids(table, 1) == [1]
+    clock.hours_pass(1)
+    commit_files(now(table), [written(table, 3)], "append", {})
+    clock.hours_pass(2)
+    assert sweep(table, timedelta(hours=1)) == 1
+    assert ids(table) == [2, 3]
+
+
+def test_every_version_within_the_retention_of_the_log_stays_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    root = lake_in_memory()
+    properties = {"delta.checkpointInterval": "3", "delta.logRetentionDuration": "interval 2 hours"}
+    create_table(root / "t", Schema.from_arrow(ROWS), properties, {}, root)
+    for number in range(1, 13):
+        clock.hours_pass(0.5)
+        commit_files(now(root / "t"), [written(root / "t", number)], "append", {})
+        for version in range(max(0, number - 4), number + 1):
+            assert ids(root / "t", version) == list(range(1, version + 1))
+    # Files before the newest checkpoint that is two hours old are not needed.
+    assert next(entry.name for entry in storage.list_after(root / "t" / DELTA_LOG)) == checkpoint_name(6)
+    storage.delete_folder(root)
+
+
+# Tables that pgcdc creates or whose columns it changes ----------------------------------------------
+
+NUMBER = pa.schema([("a", pa.int64())])
+MOMENT = pa.schema([("a", pa.int64()), ("at", pa.timestamp("us"))])
+
+
+def _made(folder: Path, schema: pa.Schema) -> DeltaVersion:
+    create_table(
+        Location.of(folder / "t"),
+        Schema.from_arrow(schema),
+        {"delta.checkpointInterval": "3"},
+        {"app": 5},
+        Location.of(folder),
+    )
+    return _now(folder)
+
+
+def _now(folder: Path) -> DeltaVersion:
+    table = open_delta(Location.of(folder / "t"))
+    assert table is not None
+    return table
+
+
+def _filled(table: DeltaVersion, *columns: pa.Array, schema: pa.Schema) -> None:
+    with DataFile(table.folder, schema) as file:
+        file.write(columns)
+        report = file.finish()
+    assert report is not None
+    commit_files(table, [report], "append", {})
+
+
+def _rows(folder: Path) -> list[dict[str, object]]:
+    query = QueryBuilder().register("t", DeltaTable(folder / "t")).execute("SELECT * FROM t ORDER BY a")
+    return list(pa.table(query.read_all()).to_pylist())
+
+
+def test_a_table_is_created_only_once(tmp_path: Path) -> None:
+    table = _made(tmp_path, NUMBER)
+    assert (table.number, table.files, table.positions) == (0, (), {"app": 5})
+    with pytest.raises(CommitLost):
+        _made(tmp_path, NUMBER)
+    assert DeltaTable(tmp_path / "t").metadata().configuration == {"delta.checkpointInterval": "3"}
+
+
+@pytest.mark.parametrize("first", [NUMBER, MOMENT], ids=["a column comes", "all are there"])
+def test_columns_without_a_time_zone_are_declared_as_a_feature(tmp_path: Path, first: pa.Schema) -> None:
+    """Readers refuse a table with such columns if the table does not declare the feature."""
+    table = _made(tmp_path, first)
+    _filled(table, *[pa.array([1], field.type) for field in first], schema=first)
+    commit_columns(_now(tmp_path), Schema.from_arrow(MOMENT))
+    _filled(_now(tmp_path), pa.array([2]), pa.array([7], pa.timestamp("us")), schema=MOMENT)
+    assert DeltaTable(tmp_path / "t").protocol().reader_features == ["timestampNtz"]
+    assert [row["a"] for row in _rows(tmp_path)] == [1, 2]
+    assert (_rows(tmp_path)[0]["at"] is None) == (first is NUMBER)
+    # The checkpoint between the versions declares the same features.
+    assert DeltaTable(tmp_path / "t").version() == 3
+    assert _now(tmp_path).features >= {"timestampNtz", "appendOnly"}
+
+
+def test_files_of_the_old_columns_are_removed_in_the_same_commit(tmp_path: Path) -> None:
+    table = _made(tmp_path, NUMBER)
+    _filled(table, pa.array([1]), schema=NUMBER)
+    table = _now(tmp_path)
+    other = pa.schema([("a", pa.string())])
+    assert commit_columns(table, Schema.from_arrow(other), gone=table.files, positions={"app": 0}) == 2
+    assert (_now(tmp_path).files, _now(tmp_path).positions) == ((), {"app": 0})
+    assert _rows(tmp_path) == []
+
+
+def test_a_change_of_properties_does_not_change_the_columns(tmp_path: Path) -> None:
+    table = _made(tmp_path, MOMENT)
+    commit_properties(table, {"x": "1"})
+    now = _now(tmp_path)
+    assert now.metadata["schemaString"] == table.metadata["schemaString"]
+    assert now.configuration == {"delta.checkpointInterval": "3", "x": "1"}

@@ -10,19 +10,27 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.layout import Location, commit_name
+from pgcdc_assets.core.layout import Layout, Location, commit_name
+from pgcdc_assets.core.lsn import LsnRange
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.commit import commit_files, settle
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.delta.log import DeltaLog, open_delta
 from pgcdc_assets.delta.logfiles import ASIDE, commit_actions
 from pgcdc_assets.delta.recovery import foreign_files, recover
-from pgcdc_assets.errors import LakeError, TornLog
+from pgcdc_assets.errors import LakeError, LogCorrupt, TornLog
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.segment import OWN_FILE_BYTES
 from pgcdc_assets.points.ledger import AT, Ledger
+from pgcdc_assets.store.local import path_of
 from pgcdc_assets.store.localfiles import sync_folder
 from tests.deltatables import opened
+from tests.fix_postgres import Database
 from tests.log.durable import Disk
+from tests.mirror.pipeline import Pipeline
 
 SCHEMA = pa.schema([("id", pa.int64())])
 Damage = Callable[[bytes], bytes]
@@ -237,3 +245,70 @@ def test_a_ledger_continues_from_its_last_whole_row(tmp_path: Path, damage: Dama
     assert again.rows()["n"].to_pylist() == [0, 1]
     again.append([{"n": 7}])
     assert again.rows()["n"].to_pylist() == [0, 1, 7]
+
+
+# A file of the log is lost or damaged ---------------------------------------------------------------
+
+LogDamage = Callable[[Path, bytes], None]
+
+
+def _missing(path: Path, content: bytes) -> None:
+    path.unlink()
+
+
+def _half_written(path: Path, content: bytes) -> None:
+    path.write_bytes(content[: len(content) // 2])
+
+
+def _emptied(path: Path, content: bytes) -> None:
+    path.write_bytes(b"")
+
+
+def _flipped(share: float) -> LogDamage:
+    def flip(path: Path, content: bytes) -> None:
+        changed = bytearray(content)
+        changed[int(len(content) * share)] ^= 4
+        path.write_bytes(changed)
+
+    return flip
+
+
+LOG_DAMAGES: tuple[LogDamage, ...] = (_missing, _half_written, _emptied, *map(_flipped, (0.1, 0.6, 0.99)))
+
+
+@pytest.mark.spark
+def test_damage_is_found_named_and_never_applied(database: Database, spark: SparkSession, tmp_path: Path) -> None:
+    """Rows of small tables are in the same file as the batch's descriptions. A large table has its own file, which only
+    Spark's workers read."""
+    with database.connect() as conn:
+        pipe = Pipeline(database, conn, spark, Layout.of(tmp_path / "lake"))
+        pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
+        pipe.follow("t, u")
+        size = 1000
+        pipe.transaction(f"INSERT INTO t SELECT g, repeat(md5(g::text), {size // 32}) "
+                         f"FROM generate_series(1, {2 * OWN_FILE_BYTES // size}) g",
+                         "INSERT INTO u SELECT g, md5(g::text) FROM generate_series(1, 100) g")  # fmt: skip
+        end = pipe.receive()
+        paths = [segment.path for segment in pipe.log.all_segments()]
+        assert len(paths) == 2
+        for path in paths:
+            content = path_of(path).read_bytes()
+            for damage in LOG_DAMAGES:
+                damage(path_of(path), content)
+                pipe.log = ChangeLog(pipe.layout).open()
+                with pytest.raises(LogCorrupt, match=path.name):
+                    pipe.derive(end)
+                with pytest.raises(LogCorrupt, match=path.name):
+                    ChangeLog(pipe.layout).verify(LsnRange(pipe.log.start, end))
+                path_of(path).write_bytes(content)
+                assert _rows(pipe, "t") == _rows(pipe, "u") == 0
+        pipe.log = ChangeLog(pipe.layout).open()
+        pipe.turn(end)
+        assert _rows(pipe, "u") == 100
+
+
+def _rows(pipe: Pipeline, name: str) -> int:
+    folder = pipe.layout.changes(TableName("public", name))
+    if not DeltaTable.is_deltatable(str(folder)):
+        return 0
+    return sum(pa.table(DeltaTable(path_of(folder)).get_add_actions(flatten=True))["num_records"].to_pylist())

@@ -20,7 +20,7 @@ import psycopg
 
 from tests.end_to_end.command import Project
 from tests.fix_postgres import Database
-from tests.ports import held_port
+from tests.servers import held_port
 from tests.waiting import wait_for
 
 SHOP = """

@@ -15,8 +15,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.protocol.messages import Update
-from tests.log.streams import begin, commit, frame, insert, run_of
-from tests.log.written import START, WHO, writer_of
+from tests.log.streams import START, WHO, begin, commit, frame, insert, run_of, writer_of
 from tests.protocol import wire
 
 LARGE, SMALL = 1, 2

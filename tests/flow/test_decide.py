@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.catalog import Column, PgType, Table
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.decide import (
     GATHERED_BYTES,
     Bounds,
@@ -22,8 +27,16 @@ from pgcdc_assets.flow.decide import (
     Wait,
     finished,
     next_step,
+    up_to,
 )
+from pgcdc_assets.flow.ranges import OpenRange, rows_by_kind, summed
+from pgcdc_assets.flow.reports import Silent, TableTurn
+from pgcdc_assets.flow.turn import take_turn
+from pgcdc_assets.flow.work import Work
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.summary import BatchSummary
+from pgcdc_assets.structure.record import Strange, TableRecord, UnreadRows
 
 A, B = TableName("public", "a"), TableName("public", "b")
 SHARE = 100
@@ -128,3 +141,121 @@ def test_point_is_due_until_a_point_lists_every_table() -> None:
     assert point.at(Lsn(5))
     point.published(Lsn(5), whole=True)
     assert not point.at(Lsn(6))
+
+
+ORDERS = TableName("public", "orders")
+
+
+def batch(start: int, end: int, size: int = 10, transactions: int = 1) -> BatchSummary:
+    return BatchSummary(
+        start=Lsn(start), end=Lsn(end), timeline=1, transactions=transactions, last_xid=1, first_commit_ts=None,
+        last_commit_ts=None, counts={7: {"I": transactions}} if transactions else {}, others={"C": transactions},
+        bytes=size, relations={}, schemas=(),
+    )  # fmt: skip
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def open_range(clock: Clock) -> OpenRange:
+    return OpenRange(Lsn(100), max_bytes=30, min_seconds=60, clock=clock)
+
+
+def test_range_is_closed_when_it_reaches_its_size() -> None:
+    gathered = open_range(Clock())
+    gathered.add([batch(100, 110), batch(110, 120)], [], {})
+    assert not gathered.due
+    gathered.add([batch(120, 130)], [], {})
+    assert gathered.due
+
+
+def test_range_is_closed_when_its_first_transaction_reaches_an_age() -> None:
+    clock = Clock()
+    gathered = open_range(clock)
+    clock.now = 1000.0
+    gathered.add([batch(100, 110)], [], {})
+    assert not gathered.due
+    clock.now = 1060.0
+    assert gathered.due
+
+
+def test_wal_without_rows_opens_no_range_and_is_part_of_the_next_range() -> None:
+    clock = Clock()
+    gathered = open_range(clock)
+    gathered.add([batch(100, 150, 0, 0)], [], {})
+    clock.now = 1e6
+    assert gathered.empty
+    assert not gathered.due
+    gathered.add([batch(150, 160)], [], {})
+    span, _, _ = gathered.close()
+    assert span == LsnRange(Lsn(100), Lsn(160))
+    assert gathered.start == Lsn(160)
+    assert gathered.empty
+
+
+def test_counts_of_two_turns_are_summed() -> None:
+    left = TableTurn(ORDERS, Lsn(1), 4, 1, 2, 3, {"insert": 1}, 0.5, 0.5)
+    right = TableTurn(ORDERS, Lsn(2), 5, 10, 20, 30, {"insert": 2, "delete": 1}, 1.0, 1.0)
+    assert summed(left, right) == TableTurn(ORDERS, Lsn(2), 5, 11, 22, 33, {"insert": 3, "delete": 1}, 1.5, 1.5)
+
+
+def test_a_turn_applies_whole_batches_until_the_size_is_reached() -> None:
+    batches = [batch(0, 1), batch(1, 2), batch(2, 3)]
+    assert up_to(batches, 1) == batches[:1]
+    assert up_to(batches, 20) == batches[:2]
+    assert up_to(batches, 1000) == batches
+
+
+def test_only_row_messages_are_counted() -> None:
+    assert rows_by_kind([batch(0, 1, transactions=3)]) == {"I": 3, "U": 0, "D": 0, "T": 0}
+
+
+# A turn searches the whole log, also above its own end, for rows of unknown partitions --------------
+
+ROOT = Table(100, TableName("public", "root"), (Column(1, "id", PgType(23, "int4")),), key=(1,))
+UNKNOWN_LEAF = 200
+
+
+@dataclass
+class Progress:
+    """Replaces :class:`TablesProgress`: contains the records of all tables."""
+
+    records: dict[TableName, TableRecord]
+    router: Router = field(default_factory=lambda: Router.of([ROOT]))
+
+    def __getitem__(self, name: TableName) -> TableRecord:
+        return self.records[name]
+
+    def hold(self, name: TableName, unread: UnreadRows) -> None:
+        self.records[name] = replace(self.records[name], unread=unread)
+
+    def moved(self, name: TableName, lsn: Lsn) -> None:
+        self.records[name] = replace(self.records[name], replay_lsn=lsn)
+
+
+def batch_of(start: int, end: int, *leaves: int) -> BatchSummary:
+    partitions = {ROOT.oid: leaves} if leaves else {}
+    return BatchSummary(Lsn(start), Lsn(end), 1, 1, None, None, None, {}, {}, 0, {}, (), partitions)
+
+
+@pytest.mark.parametrize(
+    ("stray_batch", "held"),
+    [(1, True), (2, True), (None, False)],
+    ids=["in the turn's batch_of", "in a later batch_of", "no stray"],
+)
+def test_rows_of_an_unknown_partition_anywhere_in_the_log_stop_their_table(stray_batch: int | None, held: bool) -> None:
+    """The partition may have been attached below the turn's end, with rows that are never streamed. The table then
+    waits for a catalog check."""
+    batches = [batch_of(number * 16, number * 16 + 16, *([UNKNOWN_LEAF] if number == stray_batch else []))
+               for number in (1, 2)]  # fmt: skip
+    log = cast(ChangeLog, SimpleNamespace(batches=lambda start: [one for one in batches if one.end > start]))
+    progress = Progress({ROOT.name: TableRecord(ROOT, TableState.STREAMING, Lsn(16))})
+    work: Any = SimpleNamespace(progress=progress, observer=Silent())
+    take_turn(cast(Work, work), LogSpan(log, LsnRange(Lsn(16), Lsn(48))), Lsn(32), [*progress.records.values()])
+    record = progress[ROOT.name]
+    assert (record.replay_lsn, record.unread is not None) == ((Lsn(16), True) if held else (Lsn(32), False))
+    assert record.unread is None or record.unread.how is Strange.PARTITION

@@ -20,7 +20,7 @@ from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
-from tests.checks.lakes import Point
+from tests.checks.mirrors import Point
 from tests.fix_postgres import fresh_database
 from tests.flow.rig import Rig, version
 from tests.oracle import mirror_rows

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import builtins
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.meter import Meter, RunCounts, read_counts
+from pgcdc_assets.flow.reports import Silent, TableTurn
+from pgcdc_assets.flow.spans import ENDPOINTS, TurnSpans, turn_spans
+from pgcdc_assets.flow.turn import Turn
 from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.store.local import path_of
+from tests.flow.rig import Rig
 
 NOW = datetime.now(UTC)
 
@@ -133,3 +144,146 @@ def test_a_lake_that_cannot_be_written_stops_no_run(layout: Layout) -> None:
     found.write_if_due(lambda: 1)
     found.close()
     assert found.counts.transactions == 3
+
+
+# The spans of turns, as a receiver of OTLP over HTTP gets them --------------------------------------
+
+T, U = TableName("public", "t"), TableName("public", "u")
+
+
+class Collector:
+    """A receiver of spans."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.services: set[str] = set()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(handler) -> None:  # noqa: N805  (names of http.server)
+                request = ExportTraceServiceRequest()
+                request.ParseFromString(handler.rfile.read(int(handler.headers["Content-Length"])))
+                self._take(handler.path, request)
+                handler.send_response(200)
+                handler.end_headers()
+
+            def log_message(handler, *args: Any) -> None:  # noqa: N805
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def _take(self, path: str, request: ExportTraceServiceRequest) -> None:
+        assert path == "/v1/traces"
+        for resource in request.resource_spans:
+            self.services |= {a.value.string_value for a in resource.resource.attributes if a.key == "service.name"}
+            for scope in resource.scope_spans:
+                self.spans += scope.spans
+
+    @contextmanager
+    def running(self) -> Iterator[Collector]:
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+            thread.join()
+
+    def attributes(self, name: str) -> dict[str, str | int]:
+        (span,) = [span for span in self.spans if span.name == name]
+        return {a.key: a.value.string_value or a.value.int_value for a in span.attributes}
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with Collector().running() as found:
+        monkeypatch.setenv(ENDPOINTS[0], found.endpoint)
+        yield found
+
+
+def seconds(span: Span) -> float:
+    return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+
+
+def test_a_turn_has_a_span_for_each_stage_and_table(collector: Collector) -> None:
+    spans = turn_spans(Silent())
+    assert spans is not None
+    now = time.time()
+    batch = BatchSummary(
+        Lsn(1), Lsn(9), 1, 2, 5, datetime.fromtimestamp(now - 30, UTC), datetime.fromtimestamp(now - 29, UTC),
+        {}, {}, 10, {}, (),
+    )  # fmt: skip
+    tables = [TableTurn(T, Lsn(9), 1, inserted=3, changes={"insert": 4}, seconds_apply=1.0), TableTurn(U, Lsn(9), 2)]
+    spans._ended = now - 60
+    spans.record(now - 5, Lsn(1), Turn(Lsn(9), tables, {"transform": 2.0, "apply": 2.0}), [batch], now - 1)
+    spans.close()
+    found = {span.name: span for span in collector.spans}
+    assert found.keys() == {
+        "turn", "receive", "transform public.t", "transform public.u", "apply public.t", "apply public.u", "publish",
+    }  # fmt: skip
+    assert collector.services == {"pgcdc"}
+    whole = found.pop("turn")
+    assert {span.parent_span_id for span in found.values()} == {whole.span_id}
+    assert {span.trace_id for span in found.values()} == {whole.trace_id}
+    assert [round(seconds(found[name])) for name in ("receive", "transform public.t", "apply public.t", "publish")] == [
+        25, 2, 1, 1,
+    ]  # fmt: skip
+    assert round(seconds(whole)) == 30
+    assert collector.attributes("receive") == {
+        "pgcdc.start_lsn": "0/1", "pgcdc.end_lsn": "0/9", "pgcdc.transactions": 2,
+    }  # fmt: skip
+    applied = collector.attributes("apply public.t")
+    assert (applied["pgcdc.table"], applied["pgcdc.rows.inserted"], applied["pgcdc.end_lsn"]) == ("public.t", 3, "0/9")
+
+
+def test_without_an_endpoint_there_are_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENDPOINTS:
+        monkeypatch.delenv(name, raising=False)
+    assert turn_spans(Silent()) is None
+
+
+def test_without_opentelemetry_the_run_says_which_package_is_missing(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Told(Silent):
+        said = ""
+
+        def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+            self.said += message
+
+    found = builtins.__import__
+
+    def without(name: str, *args: Any) -> Any:
+        if name.startswith("opentelemetry"):
+            raise ImportError(name)
+        return found(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    told = Told()
+    assert turn_spans(told) is None
+    assert "pip install 'pgcdc_assets[otel]'" in told.said
+
+
+def test_a_receiver_that_does_not_answer_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENDPOINTS[0], "http://127.0.0.1:1")
+    monkeypatch.setattr("pgcdc_assets.flow.spans._FLUSH_SECONDS", 0.2)
+    spans = TurnSpans()
+    began = time.monotonic()
+    spans.record(time.time(), Lsn(1), Turn(Lsn(9), [TableTurn(T, Lsn(9), 1)], {}), [], time.time())
+    spans.close()
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_a_sync_sends_its_turns(rig: Rig, collector: Collector) -> None:
+    rig.setup()
+    rig.sync()
+    assert collector.spans == [], "a copy is no turn"
+    rig.conn.execute("INSERT INTO t VALUES (51), (52)")
+    report = rig.sync()
+    names = {span.name for span in collector.spans}
+    assert names == {"turn", "receive", "transform public.t", "apply public.t", "publish"}
+    assert collector.attributes("turn") == {"pgcdc.start_lsn": str(report.start), "pgcdc.end_lsn": str(report.end)}
+    assert collector.attributes("apply public.t")["pgcdc.rows.inserted"] == 2

@@ -14,7 +14,7 @@ from pgcdc_assets.metrics import readings
 from pgcdc_assets.metrics.families import Metrics
 from pgcdc_assets.metrics.movement import Movement
 from tests.flow.rig import Rig, following, newest
-from tests.metrics.exposition import Samples, exposed, samples
+from tests.metrics.moments import Samples, exposed, samples
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]

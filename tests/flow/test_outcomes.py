@@ -3,38 +3,53 @@ needs Spark."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
 
 import pytest
 
 from pgcdc_assets.checks.health import Problem
 from pgcdc_assets.checks.status import Status, status
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import LakeError, LockHeld, NotRepairable, PgcdcError, SourceUnavailable, UnknownTable
+from pgcdc_assets.errors import (
+    LakeError,
+    LockHeld,
+    MachineError,
+    NotRepairable,
+    PgcdcError,
+    SourceUnavailable,
+    UnknownTable,
+)
 from pgcdc_assets.flow import outcomes
+from pgcdc_assets.flow import requests as requests_module
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.lock import lake_lock
+from pgcdc_assets.flow.lock import LockHolder, free_again, holder, lake_in_turn, lake_lock, nameless, waiting
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
 from pgcdc_assets.flow.reports import Silent
+from pgcdc_assets.flow.requests import VerifyRequest, VerifyRequests, place_verify_request, verify_request
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
 from tests.defs.catalogs import catalog_of
 from tests.projectfiles import CATALOG_FILE
+from tests.waiting import wait_for
 
 NOWHERE = "host=/nowhere user=u password=hunter2"
 HOLD_IT = """
@@ -196,3 +211,203 @@ def test_outcome_that_cannot_be_written_fails_no_operation(settings: Settings, t
         pass
     assert any("cannot be written" in line for line in said)
     assert not list(path_of(settings.layout.own).glob(f".outcomes.json.{os.getpid()}"))
+
+
+HOLD_LOCK = """
+import sys
+from pathlib import Path
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.flow.lock import lake_lock
+with lake_lock(Layout.of(Path(sys.argv[1])), "follow"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+WAIT_FOR_IT = """
+import sys, threading
+from pathlib import Path
+from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.flow.lock import lake_in_turn
+with lake_in_turn(Layout.of(Path(sys.argv[1])), "repair", print, threading.Event()):
+    pass
+"""
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout.of(tmp_path / "lake")
+
+
+def test_lock_names_its_holder_while_it_is_held(layout: Layout) -> None:
+    assert holder(layout) is None
+    with lake_lock(layout, "sync"):
+        assert holder(layout) == LockHolder(os.getpid(), "sync")
+        with pytest.raises(LockHeld, match=rf"`pgcdc sync` \(pid {os.getpid()}\)"), lake_lock(layout, "snapshot"):
+            pass
+    assert holder(layout) is None
+
+
+def test_lock_of_a_killed_holder_is_free(layout: Layout) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_LOCK, str(layout.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        found = holder(layout)
+        assert found == LockHolder(process.pid, "follow")
+        process.kill()
+    assert holder(layout) is None
+    with lake_lock(layout, "sync"):
+        pass
+
+
+def test_unwritable_lake_is_a_machine_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="cannot be written"), lake_lock(Layout.of(tmp_path / "file"), "sync"):
+        pass
+
+
+def test_verify_request_is_read_before_and_after_its_lsn_is_known(layout: Layout) -> None:
+    assert verify_request(layout) is None
+    with place_verify_request(layout) as request:
+        assert verify_request(layout) == VerifyRequest(None)
+        request.at(Lsn.parse("16/B374D848"))
+        assert verify_request(layout) == VerifyRequest(Lsn.parse("16/B374D848"))
+        with pytest.raises(LockHeld), place_verify_request(layout):
+            pass
+    assert verify_request(layout) is None
+
+
+def test_verify_request_is_valid_for_a_limited_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests_module, "UNNAMED_SECONDS", 0.2)
+    requests = VerifyRequests(layout)
+    with place_verify_request(layout) as request:
+        assert requests.current() == VerifyRequest(None)
+        assert not request.is_late
+        wait_for(lambda: requests.current() is None, what="the end of the time")
+        monkeypatch.setattr(requests_module, "NAMING_SECONDS", 0.1)
+        assert request.is_late
+        request.at(Lsn(16))
+        assert requests.current() is None, "the run may have passed the LSN"
+    with place_verify_request(layout) as request:
+        request.at(Lsn(32))
+        assert requests.current() == VerifyRequest(Lsn(32)), "another request has a time of its own"
+
+
+@contextmanager
+def _locked_by_a_stranger(place: Location, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Locks the file and writes nothing into it, as a backup program may do."""
+    path = path_of(place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, kind)
+        yield
+
+
+@pytest.mark.parametrize("text", ["", "a b c\n", "host.space.1.2 3.0 nowhere\n", "{}\n", "host.space.1.2 3.0 0/10"])
+def test_unreadable_verify_request_has_no_lsn(layout: Layout, text: str) -> None:
+    with _locked_by_a_stranger(layout.hold):
+        path_of(layout.hold).write_text(text)
+        assert verify_request(layout) == VerifyRequest(None)
+
+
+def test_lock_of_another_program_delays_turns_for_a_limited_time_and_is_reported(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests_module, "UNNAMED_SECONDS", 0.2)
+    requests = VerifyRequests(layout)
+    with _locked_by_a_stranger(layout.hold):
+        assert requests.current() == VerifyRequest(None)
+        wait_for(lambda: requests.current() is None, what="the end of the time")
+        assert nameless(layout) == [layout.hold]
+    assert requests.current() is None
+    with _locked_by_a_stranger(layout.hold):
+        assert requests.current() == VerifyRequest(None), "another lock has a time of its own"
+    with _locked_by_a_stranger(layout.waiting):
+        assert waiting(layout) is None, "a sync that follows would give way for ever"
+        assert nameless(layout) == [layout.waiting]
+    with _locked_by_a_stranger(layout.lock), pytest.raises(LockHeld), lake_lock(layout, "sync"):
+        pass
+    with _locked_by_a_stranger(layout.lock, fcntl.LOCK_SH):
+        assert nameless(layout) == [layout.lock], "a shared lock keeps us from writing, too"
+    with lake_lock(layout, "sync"), place_verify_request(layout):
+        assert nameless(layout) == []
+
+
+def test_lock_files_can_be_locked_only_by_their_owner(layout: Layout) -> None:
+    with lake_lock(layout, "sync"):
+        path_of(layout.lock).chmod(0o644)
+    with lake_lock(layout, "sync"), place_verify_request(layout):
+        modes = {S_IMODE(path_of(place).stat().st_mode) for place in (layout.lock, layout.hold)}
+    assert modes == {0o600}
+
+
+class Waiting:
+    """A command that waits in a thread until the lake is free or ``stop`` is set. ``told`` gets its messages."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.stop, self.told = layout, threading.Event(), list[str]()
+
+    def _run(self) -> None:
+        try:
+            with lake_in_turn(self.layout, "repair", self.told.append, self.stop):
+                self.told.append("has it")
+        except LockHeld as held:
+            self.told.append(str(held))
+
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        wait_for(lambda: bool(waiting(self.layout)), 10, "the command")
+        try:
+            yield
+        finally:
+            thread.join(10)
+            assert not thread.is_alive()
+            assert waiting(self.layout) is None
+
+
+def test_waiting_command_gets_the_lake_when_the_sync_releases_it(layout: Layout) -> None:
+    command, me, follow = Waiting(layout), f"(pid {os.getpid()})", ExitStack()
+    follow.enter_context(lake_lock(layout, "follow", gives_way=True))
+    with command.waits(), follow:
+        assert waiting(layout) == f"`pgcdc repair` {me}"
+        refused = pytest.raises(LockHeld, match=r"`pgcdc repair` \(pid \d+\) already waits for this lake")
+        with refused, lake_in_turn(layout, "maintain", print, threading.Event()):
+            pass
+    assert [line.split(",")[0] for line in command.told] == [f"waits for `pgcdc follow` {me}", "has it"]
+
+
+def test_stopped_command_no_longer_waits(layout: Layout) -> None:
+    command = Waiting(layout)
+    with lake_lock(layout, "follow", gives_way=True), command.waits():
+        command.stop.set()
+    assert "`pgcdc follow`" in command.told[-1]
+    assert "is writing to this lake" in command.told[-1]
+
+
+def test_killed_command_no_longer_waits(layout: Layout) -> None:
+    with lake_lock(layout, "follow", gives_way=True), subprocess.Popen(
+        [sys.executable, "-c", WAIT_FOR_IT, str(layout.root)]
+    ) as process:  # fmt: skip
+        wait_for(lambda: waiting(layout) == f"`pgcdc repair` (pid {process.pid})", 30, "the command")
+        process.kill()
+        process.wait()
+        assert waiting(layout) is None
+
+
+def test_command_does_not_wait_for_a_holder_that_does_not_release_the_lake(layout: Layout) -> None:
+    refused = pytest.raises(LockHeld, match="`pgcdc maintain`")
+    with lake_lock(layout, "maintain"), refused, lake_in_turn(layout, "repair", print, threading.Event()):
+        pass
+
+
+def test_sync_continues_when_no_command_waits_for_the_lake_or_holds_it(layout: Layout) -> None:
+    stop = threading.Event()
+    assert free_again(layout, stop)
+    with lake_lock(layout, "maintain"):
+        done = threading.Timer(0.2, stop.set)
+        done.start()
+        assert not free_again(layout, stop)
+    with pytest.raises(LockHeld, match="`pgcdc follow`"), lake_lock(layout, "follow", gives_way=True):
+        free_again(layout, threading.Event())

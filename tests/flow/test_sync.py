@@ -4,24 +4,61 @@ source."""
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Collection
+from contextlib import closing
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
+import psycopg
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from pgcdc_assets.errors import (
-    LockHeld,
-    SourceUnavailable,
-)
+from pgcdc_assets.checks.documents import InProgressDocument
+from pgcdc_assets.checks.lake_facts import read_tables
+from pgcdc_assets.checks.positions import positions
+from pgcdc_assets.checks.status import status
+from pgcdc_assets.cli.console import ConsoleProgress
+from pgcdc_assets.cli.maintenance import maintenance_json
+from pgcdc_assets.cli.status_verify import verified
+from pgcdc_assets.cli.sync import sync_json
+from pgcdc_assets.core import retention
+from pgcdc_assets.core.lsn import Lsn, LsnRange
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.core.states import TableState
+from pgcdc_assets.errors import LakeError, LockHeld, NotRepairable, RangeGap, SourceUnavailable, UnknownTable
 from pgcdc_assets.feed import table
-from pgcdc_assets.flow import outcomes
+from pgcdc_assets.flow import copies, lock, maintenance, outcomes
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
-from pgcdc_assets.flow.reports import SyncReport
+from pgcdc_assets.flow.maintenance import Allowance
+from pgcdc_assets.flow.reports import Silent, SyncReport
+from pgcdc_assets.flow.requests import (
+    OperatorRequests,
+    follow_until,
+    operator_requests,
+    pause_apply,
+    place_verify_request,
+)
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.mirror.delta import compaction, deltatarget
+from pgcdc_assets.mirror.delta.copy import copy_tables
+from pgcdc_assets.mirror.delta.mirror import PROPERTIES
+from pgcdc_assets.mirror.delta.versionexpiry import Unneeded
+from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.project import load_catalog
+from pgcdc_assets.source.snapshot import export
+from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import path_of
-from tests.flow.rig import Rig, T
+from tests.fix_postgres import committed
+from tests.flow.rig import Rig, T, U, following, newest, promised, turns, version
+from tests.jsondocuments import checked
+from tests.oracle import mirror_rows
+from tests.projectfiles import CATALOG_FILE
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
@@ -86,3 +123,447 @@ def test_follow_mode_stops_at_a_commit_boundary_and_a_second_writer_is_refused(r
         thread.join(120)
     rig.assert_equal()
     assert reports[0].transactions == 1
+
+
+# Syncs with faults ----------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_stop_ends_a_copy_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds even if the copy has not started a Spark job yet that could be cancelled."""
+    rig.setup()
+    stop = threading.Event()
+    real = export.exported_snapshot
+
+    def stopped(*args: Any, **more: Any) -> Any:
+        stop.set()
+        time.sleep(0.5)
+        return real(*args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copies, "exported_snapshot", stopped)
+        assert rig.sync(follow=True, stop=stop).copied == []
+    assert {copy.table for copy in rig.sync().copied} == {T, U}
+    rig.assert_equal()
+
+
+@pytest.mark.long
+def test_run_ends_when_every_table_is_set_aside(rig: Rig) -> None:
+    rig.conn.execute("DROP TABLE u")
+    rig.setup()
+
+    class Renamed(Silent):
+        """Changes the table right after its copy, and waits until the log holds the change."""
+
+        def copied(self, report: CopyReport) -> None:
+            rig.conn.execute("ALTER TABLE t RENAME v TO w")
+            goal = rig.commit("INSERT INTO t VALUES (999, 'x', NULL)")
+            wait_for(lambda: ChangeLog(rig.settings.layout).open().position() >= goal, what="the change in the log")
+
+    assert rig.settings.source is not None
+    settings = rig.settings.model_copy(update={"schema_changes": "set_aside"})
+    engine = Engine(settings, rig.settings.source, Renamed(), rig.session, "test")
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(engine.sync(Bounds(max_seconds=120))))
+    thread.start()
+    thread.join(100)
+    assert [table for table, _ in reports[0].set_aside] == [T]
+
+
+# Tables that are altered or locked during their copy ------------------------------------------------
+
+
+@pytest.mark.long
+def test_copy_that_is_outdated_when_it_is_complete_is_repeated_by_the_next_sync(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table was not published for a moment, so its changes were not streamed. Its stored state has this reason.
+
+    The test prevents a second round of copies in the first sync. Otherwise this sync would repeat the copy itself,
+    because it has not reached its goal yet.
+    """
+    rig.setup()
+    begin = copies.Copies.begin
+
+    def and_then(session: Any, conninfo: str, tables: Any, *more: Any) -> Any:
+        failures = copy_tables(session, conninfo, tables, *more)
+        rig.conn.execute("ALTER PUBLICATION pgcdc DROP TABLE u; ALTER PUBLICATION pgcdc ADD TABLE u")
+        return failures
+
+    def once(run: copies.Copies, but: Collection[TableName] = ()) -> None:
+        if not run.made:
+            begin(run, but)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(deltatarget, "copy_tables", and_then)
+        patch.setattr(copies.Copies, "begin", once)
+        rig.sync()
+    catalog = load_catalog(CATALOG_FILE)
+    assert catalog is not None
+    t, u = read_tables(rig.settings.layout, catalog)
+    assert (t.state, u.state) == (TableState.STREAMING, TableState.WAITING)
+    assert u.reason is not None
+    assert "lost and regained it" in u.reason
+    rig.assert_equal("public.t")
+    assert [copy.table for copy in rig.sync().copied] == [U]
+    rig.assert_equal()
+
+
+# Commands during a sync in follow mode --------------------------------------------------------------
+
+
+def caught_up(rig: Rig) -> None:
+    goal = rig.commit("UPDATE t SET v = v || '.' WHERE id = 50")
+    wait_for(lambda: newest(rig).replay_lsn >= goal, what="the change")
+
+
+def lose(rig: Rig, name: TableName, condition: str) -> None:
+    """Delete rows of a mirror with delta-rs."""
+    mirror = DeltaTable(path_of(rig.settings.layout.mirror(name)))
+    left = QueryBuilder().register("t", mirror).execute(f"SELECT * FROM t WHERE NOT {condition}").read_all()
+    write_deltalake(mirror, pa.table(left), mode="overwrite")
+
+
+@pytest.mark.long
+def test_repairs_and_copies_work_during_a_sync_in_follow_mode(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    rig.commit("UPDATE t SET v = 'new' WHERE id IN (1, 2)", "UPDATE u SET v = 7 WHERE a = 3")
+    rig.sync()
+    (closed,) = rig.observer.ranges
+
+    def last() -> outcomes.Outcome:
+        return outcomes.read(rig.settings.layout)["repair"]
+
+    with following(rig) as run:
+        assert rig.engine("check").check_range(closed.span).transactions == 1
+        lose(rig, U, "a = 3")
+        lose(rig, T, "id = 2")
+        report = rig.engine("repair public.u").repair(U, closed.span)
+        assert (report.tables[U].inserted, report.tables[U].version) == (1, version(rig, U))
+        wait_for(lambda: newest(rig).tables[U] == version(rig, U), what="a point of the repaired mirror")
+        with pytest.raises(NotRepairable, match=r"copy it again: `pgcdc snapshot"):
+            rig.engine("repair public.t").repair(T, closed.span)
+        assert (failed := last().failed) is not None
+        assert (failed.command, failed.thing) == ("repair public.t", "public.t")
+        with pytest.raises(UnknownTable):
+            rig.engine("snapshot").sync(Bounds(), copy_anew=[U, TableName("public", "nope")])
+        with pytest.raises(UnknownTable):
+            rig.engine("forget").forget([TableName("public", "nope")])
+
+        copied = rig.engine("snapshot public.t").sync(Bounds(), copy_anew=[T])
+        (copy,) = copied.copied
+        assert (copy.table, copied.set_aside) == (T, [])
+        point = newest(rig)
+        assert point.replay_lsn >= copy.consistent_point
+        assert set(point.tables) == {T, U}
+        assert last().failed is None, "a table copied anew needs no repair"
+        rig.assert_equal()
+        caught_up(rig)
+        rig.assert_equal()
+        assert run.is_alive()
+        with pytest.raises(LockHeld, match="follow"):
+            rig.sync()
+    assert rig.sync().copied == []
+    rig.assert_equal()
+
+
+@pytest.mark.long
+def test_maintenance_works_during_a_sync_in_follow_mode(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "GRACE", timedelta(0))
+    monkeypatch.setattr(compaction, "MOST_SMALL", 1)
+    rig.settings = rig.settings.model_copy(update={"retention": timedelta(0), "range_seconds": 1.0})
+    rig.setup()
+    rig.sync()
+    rig.commit("UPDATE u SET v = 7 WHERE a = 3")
+    rig.sync()
+    with following(rig):
+        rig.commit("UPDATE u SET v = 8 WHERE a = 4")
+        wait_for(lambda: len(rig.observer.ranges) == 2, what="a range")
+        kept = rig.engine("maintain").maintain(Allowance())
+        assert kept.log_files > 0
+        assert (kept.optimized, kept.failed) == ([U], [])
+        with pytest.raises(RangeGap, match="begins before the log"):
+            rig.engine("repair").repair(U, rig.observer.ranges[0].span)
+        caught_up(rig)
+        assert newest(rig).tables[U] == version(rig, U), "a quiet mirror, as the maintenance left it"
+        wait_for(lambda: len(rig.observer.ranges) == 3, what="the next range")
+        rig.assert_equal()
+    spans = [report.span for report in rig.observer.ranges]
+    assert spans[2].start >= kept.log_start
+    assert all(left.end <= right.start for left, right in pairwise(spans))
+    assert outcomes.read(rig.settings.layout)["maintenance"].succeeded is not None
+
+
+@pytest.mark.long
+def test_verify_precedes_a_waiting_command_and_only_one_command_may_wait(rig: Rig) -> None:
+    rig.setup()
+    rig.sync()
+    layout, reports, stop = rig.settings.layout, list[SyncReport](), threading.Event()
+    waits = threading.Thread(target=lambda: reports.append(rig.engine("snapshot").sync(Bounds(), copy_anew=[U])))
+    with following(rig), place_verify_request(layout) as held:
+        wait_for(rig.streaming, what="the stream")
+        threading.Timer(1, stop.set).start()
+        with pytest.raises(LockHeld, match="`pgcdc follow`"):
+            rig.engine("snapshot").sync(Bounds(stop=stop), copy_anew=[T])
+        assert lock.waiting(layout) is None
+        waits.start()
+        wait_for(lambda: lock.waiting(layout) is not None, what="the command")
+        with pytest.raises(LockHeld, match=r"`pgcdc snapshot` \(pid \d+\) already waits for this lake"):
+            rig.engine("repair").repair(U, LsnRange(Lsn(0), Lsn(1)))
+        at = rig.flush()
+        rig.conn.execute("UPDATE u SET v = v + 1")
+        held.at(at)
+        wait_for(lambda: ConsistentPoints(layout).has(at), what="the point")
+        point = ConsistentPoints(layout).at(at)
+        assert point is not None
+        assert set(point.tables) == {T, U}, "the copy began before verify had its point"
+        waits.join(120)
+    assert [copy.table for copy in reports[0].copied] == [U]
+    rig.assert_equal()
+
+
+# The operator's requests to running syncs -----------------------------------------------------------
+
+
+def _write(rig: Rig, number: int) -> Lsn:
+    """Inserts a row. Returns an LSN above its commit. Records of the server itself may lie between, so tests wait for
+    the row, not for this LSN."""
+    rig.conn.execute("INSERT INTO t VALUES (%s, 'new')", (number,))
+    return rig.flush()
+
+
+def _logged(rig: Rig) -> Lsn:
+    return ChangeLog(rig.settings.layout).position()
+
+
+def _ids(rig: Rig) -> set[int]:
+    return {int(row[0]) for row in mirror_rows(rig.lake, "public/t", ["id"])}
+
+
+def test_request_is_valid_until_it_is_withdrawn(rig: Rig) -> None:
+    layout = rig.settings.layout
+    assert operator_requests(layout) == OperatorRequests()
+    follow_until(layout, Lsn(0x10))
+    assert pause_apply(layout, paused=True)
+    assert not pause_apply(layout, paused=True)
+    assert operator_requests(layout) == OperatorRequests(Lsn(0x10), paused=True)
+    assert operator_requests(layout).reached(Lsn(0x10))
+    follow_until(layout, None)
+    assert pause_apply(layout, paused=False)
+    assert operator_requests(layout) == OperatorRequests()
+    storage.replace(layout.endpos, b"nowhere")
+    with pytest.raises(LakeError, match="does not hold an LSN"):
+        operator_requests(layout)
+
+
+def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
+    layout = rig.settings.layout
+    rig.setup()
+    rig.sync()
+    point = newest(rig)
+    with following(rig):
+        pause_apply(layout, paused=True)
+        # The sync reads the request after it has received new changes, and before it applies them. ``before`` is above
+        # everything that the sync may record before the change.
+        before = rig.flush()
+        _write(rig, 1001)
+        wait_for(lambda: _logged(rig) > before, what="the change in the log")
+        at = _logged(rig)
+        assert newest(rig) == point
+        found = positions(rig.settings)
+        assert (found.paused, found.replay, found.at_work) == (True, point.replay_lsn, "follow")
+        assert found.flush is not None
+        assert found.flush >= at
+        for refused in (
+            lambda: rig.engine("repair").repair(T, LsnRange(Lsn(1), at)),
+            lambda: rig.engine("apply").apply_range([T], LsnRange(Lsn(1), at)),
+            lambda: rig.engine("snapshot").sync(Bounds(), copy_anew=[U]),
+        ):
+            with pytest.raises(LakeError, match=r"paused.*pgcdc resume apply"):
+                refused()
+        pause_apply(layout, paused=False)
+        wait_for(lambda: newest(rig).replay_lsn >= at, what="the change in the mirror")
+    rig.assert_equal()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("early", [True, False], ids=["before the run", "meanwhile"])
+def test_follow_mode_ends_at_the_requested_lsn(rig: Rig, early: bool) -> None:
+    layout = rig.settings.layout
+    rig.setup()
+    rig.sync()
+    reports: list[SyncReport] = []
+    run = threading.Thread(target=lambda: reports.append(rig.engine("follow").sync(Bounds(follow=True))))
+    if early:
+        end = _write(rig, 1001)
+        _write(rig, 1002)
+        follow_until(layout, end)
+        run.start()
+    else:
+        run.start()
+        wait_for(rig.streaming, what="the stream")
+        first = _write(rig, 1000)
+        # A request that is withdrawn before it is reached ends nothing.
+        follow_until(layout, Lsn(first + (1 << 40)))
+        wait_for(lambda: 1000 in _ids(rig), what="the first change")
+        follow_until(layout, None)
+        # The end is far ahead, because records of the server itself advance the log.
+        end = Lsn(rig.flush() + (1 << 20))
+        follow_until(layout, end)
+        _write(rig, 1001)
+        # The sync reads the request before it applies this change.
+        wait_for(lambda: 1001 in _ids(rig), what="the second change")
+        message = "SELECT pg_logical_emit_message(true, 'other', repeat('x', 2 << 20))"
+        rig.commit(message, "INSERT INTO t VALUES (1002, 'new')")
+    run.join(120)
+    assert not run.is_alive()
+    (report,) = reports
+    assert report.end <= end
+    assert 1001 in _ids(rig)
+    assert 1002 not in _ids(rig)
+    assert positions(rig.settings).endpos == end
+
+    follow_until(layout, None)
+    rig.sync()
+    rig.assert_equal()
+
+
+# `status` shows the transactions in progress that a sync has received -------------------------------
+
+SIZE = 4 << 20
+MANY = "INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(%s::int, %s::int) g"
+
+
+def _open(rig: Rig) -> InProgressDocument | None:
+    return status(rig.settings).to_json()["in_progress"]
+
+
+@pytest.mark.timeout(300)
+def test_status_shows_open_transactions_with_size_and_age(rig: Rig) -> None:
+    rig.conn.execute(f"ALTER DATABASE {rig.conn.info.dbname} SET logical_decoding_work_mem = '64kB'".encode())
+    rig.setup()
+    rig.sync()
+    with closing(psycopg.connect(rig.settings.source or "", autocommit=True)) as other:
+        _followed(rig, other)
+        assert _open(rig) is None, "nobody receives any more"
+    rig.assert_equal()
+
+
+def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:
+    """Runs a sync in follow mode, during which a large transaction is opened. Returns while this transaction is still
+    open."""
+    with following(rig):
+        wait_for(rig.streaming, what="the stream")
+        assert _open(rig) is None
+        start = rig.flush()
+        other.execute("BEGIN")
+        other.execute(MANY, (1001, 6000))
+        ((xid,),) = other.execute("SELECT pg_current_xact_id()::text::int").fetchall()
+        wait_for(lambda: (found := _open(rig)) is not None and found["bytes"] > SIZE, what="the open transaction")
+        found = _open(rig)
+        assert found is not None
+        assert (found["transactions"], found["oldest"]["xid"]) == (1, xid)
+        assert start <= Lsn.parse(found["oldest"]["lsn"]) <= rig.flush()
+        age = found["oldest"]["age_seconds"]
+        wait_for(lambda: (later := _open(rig)) is not None and later["oldest"]["age_seconds"] > age, what="its age")
+        # While it is open, other transactions commit, and points with them are published.
+        between = rig.commit("INSERT INTO u VALUES (1000, 1, NULL)")
+        wait_for(lambda: newest(rig).replay_lsn >= between, what="the transaction between")
+        assert _open(rig) is not None
+        rig.assert_equal()
+        other.execute("SAVEPOINT s")
+        other.execute(MANY, (20001, 25000))
+        other.execute("ROLLBACK TO s")
+        end = committed(other)
+        wait_for(lambda: _open(rig) is None, what="its end")
+        wait_for(lambda: newest(rig).replay_lsn >= end, what="its rows")
+        rig.assert_equal()
+        other.execute("BEGIN")
+        other.execute(MANY, (7001, 12000))
+        wait_for(lambda: _open(rig) is not None, what="the next one")
+        other.execute("ROLLBACK")
+        wait_for(lambda: _open(rig) is None, what="its rollback")
+        other.execute("BEGIN")
+        other.execute(MANY, (7001, 12000))
+        wait_for(lambda: _open(rig) is not None, what="the last one")
+
+
+# A sync in follow mode deletes old points and versions ----------------------------------------------
+
+
+def commits(rig: Rig, table: str) -> int:
+    return len(list((rig.lake / f"public/{table}/_delta_log").glob("*.json")))
+
+
+@pytest.mark.long
+def test_files_do_not_grow_with_the_number_of_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "GRACE", timedelta(0))
+    monkeypatch.setattr(retention, "LADDER", ((timedelta(0), timedelta(days=40_000)),))
+    monkeypatch.setattr(maintenance, "THIN_AFTER_VERSIONS", 3)
+    monkeypatch.setitem(PROPERTIES, "delta.checkpointInterval", "3")
+    delete = Unneeded.delete
+
+    def refused(found: Unneeded) -> None:
+        if found.mirror.name == T:
+            raise LakeError("cannot be read", thing="a file of t")
+        delete(found)
+
+    monkeypatch.setattr(Unneeded, "delete", refused)
+    told: list[str] = []
+    monkeypatch.setattr(rig.observer, "progress", lambda stage, message, **numbers: told.append(message))
+    rig.setup()
+    rig.sync()
+    turns(rig, 8)
+    assert len(ConsistentPoints(rig.settings.layout).all()) <= 4
+    assert commits(rig, "u") <= 6 < 9 <= commits(rig, "t")
+    assert any("old versions of public.t were not deleted" in message for message in told)
+    assert len({lsn for lsn, _ in promised(rig)}) == len(ConsistentPoints(rig.settings.layout).all())
+    rig.assert_equal()
+    turns(rig, 1, first=2000)
+    rig.assert_equal()
+
+
+# The JSON documents of real runs are as their schemas say -------------------------------------------
+
+
+def _by_table(document: Any, field: str) -> dict[str, Any]:
+    return {table["name"]: table[field] for table in document["tables"]}
+
+
+def _status(rig: Rig) -> Any:
+    return checked("status", status(rig.settings).to_json())
+
+
+@pytest.mark.long
+def test_the_documents_of_a_project_from_copy_to_maintenance(rig: Rig) -> None:
+    rig.setup()
+    first = checked("sync", sync_json(rig.sync()))
+    assert {copied["name"]: copied["rows"] for copied in first["copied"]} == {"public.t": 50, "public.u": 50}
+
+    pause_apply(rig.settings.layout, paused=True)
+    rig.conn.execute("INSERT INTO t VALUES (51, 'new')")
+    rig.sync()
+    behind = _status(rig)
+    # Only t lacks a transaction. Both are behind the same bytes of WAL.
+    lag = _by_table(behind, "lag_seconds")
+    assert lag["public.t"] > 0
+    assert behind["lag_seconds"] == lag["public.t"]
+    assert _by_table(behind, "lag_bytes").keys() == {"public.t", "public.u"}
+    assert checked("positions", positions(rig.settings).to_json())["apply"] == "paused"
+
+    pause_apply(rig.settings.layout, paused=False)
+    rig.conn.execute("UPDATE u SET v = 0 WHERE a = 1")
+    second = checked("sync", sync_json(rig.sync()))
+    assert second["ok"]
+    level = _status(rig)
+    assert level["last"]["sync"]["failed"] is None
+    assert set(_by_table(level, "state").values()) == {"streaming"}
+
+    def sync_to(lsn: Lsn, max_seconds: float | None = None, /) -> None:
+        rig.sync(until=lsn)
+
+    report = verified(rig.settings, rig.settings.source or "", None, ConsoleProgress(), sync_to)
+    compared = checked("verify", report.to_json())
+    assert _by_table(compared, "verdict") == {"public.t": "equal", "public.u": "equal"}
+    assert checked("maintain", maintenance_json(rig.engine("maintain").maintain(Allowance())))["ok"]

@@ -27,7 +27,7 @@ from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import LocalStore
 from tests.deltatables import publish_at
 from tests.lake.onetable import T
-from tests.log.written import START, WHO, frames_of, writer_of
+from tests.log.streams import START, WHO, frames_of, writer_of
 
 LISTED, OTHER = TableName("public", "t1"), TableName("public", "t2")
 

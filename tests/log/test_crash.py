@@ -5,15 +5,41 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
+from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import MachineError, SourceUnavailable
+from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive import progressfile
 from pgcdc_assets.log.receive.messages import ReceiverSettings
+from pgcdc_assets.log.receive.progressfile import Announcement, Announcer, announced
+from pgcdc_assets.log.receive.receiver import Receiver
+from pgcdc_assets.log.transactions import TransactionsInProgress
+from pgcdc_assets.protocol.messages import StreamStart
+from pgcdc_assets.source.connect import silence
+from pgcdc_assets.source.connect.connection import SourceConnection
+from pgcdc_assets.source.connect.silence import Patience
+from pgcdc_assets.source.connect.walsender import ReplicationConnection
+from pgcdc_assets.store import lease
+from pgcdc_assets.store.base import Lease
+from pgcdc_assets.store.lease import FileLease
+from pgcdc_assets.store.local import path_of
+from tests.deadpath import DeadPath
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows, until_event
+from tests.log.inside import receive_inside
+from tests.log.received_twice import little_memory, many
 
 
 def test_receiver_ends_at_a_boundary_when_its_parent_dies(source: Source) -> None:
@@ -105,3 +131,216 @@ def test_full_disk_is_reported_with_its_folder(source: Source) -> None:
     assert str(log.path) in str(told.value.thing)
     source.receive(log, end)
     assert len(rows(log, "kind = 'I'")) == 20000
+
+
+# A run ends if the server sends nothing on an open connection ---------------------------------------
+
+SHORT = Patience(0.4, 1, 0.3)
+
+
+@pytest.fixture
+def path(source: Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadPath]:
+    monkeypatch.setattr(SourceConnection, "patience", SHORT)
+    monkeypatch.setattr(silence, "CHECK_SECONDS", 2)
+    with DeadPath(source.database) as path:
+        yield path
+
+
+def after(seconds: float, action: Callable[[Receiver], None]) -> Callable[[Receiver], None]:
+    """Gives the receiver an order, ``seconds`` after the receiver's start."""
+    due = [time.monotonic() + seconds]
+
+    def order(receiver: Receiver) -> None:
+        if due and time.monotonic() > due[0]:
+            due.clear()
+            action(receiver)
+
+    return order
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "new"),
+    [
+        ("stream", False), ("stream", True), ("stream by libpq", False), ("drain", True),
+        pytest.param("stream by libpq", True, marks=pytest.mark.long),
+        pytest.param("drain", False, marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+def test_run_ends_when_the_network_path_is_dead(
+    source: Source, path: DeadPath, kind: str, new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No error arrives, so only the silence can end the run. A later run continues."""
+    if kind == "stream by libpq":
+        monkeypatch.setattr(ReplicationConnection, "socket", lambda connection: None)
+    log = source.log()
+    source.run("INSERT INTO a VALUES (1, 'x')")
+    if kind == "drain":
+        # The network path dies in the middle of a call, because these rows do not fit into the proxy's buffer.
+        source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 30) FROM generate_series(2, 60000) g")
+    started = time.monotonic()
+    with pytest.raises(SourceUnavailable, match=r"has sent nothing for 1 s|timeout"):
+        receive_inside(
+            source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT,
+            drain_bytes=0 if kind == "drain" else 1 << 40,
+            orders=after(0 if kind == "drain" else 0.7, lambda receiver: path.die(new=new)),
+        )  # fmt: skip
+    assert time.monotonic() - started < 30
+    path.close()
+    source.receive(log, source.run("INSERT INTO a VALUES (0, 'y')"))
+    assert len(rows(log, "kind = 'I'")) == (60001 if kind == "drain" else 2)
+
+
+def test_idle_source_does_not_end_the_run(source: Source, path: DeadPath) -> None:
+    """The source has nothing to send, but answers requests for a reply."""
+    log = source.log()
+    end = receive_inside(
+        source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT,
+        orders=after(4, lambda receiver: receiver.until(source.run("INSERT INTO a VALUES (1, 'x')"))),
+    )  # fmt: skip
+    assert len(rows(log, "kind = 'I'")) == 1
+    assert end > log.start
+
+
+@pytest.mark.long
+def test_receiver_waits_for_a_walsender_that_is_decoding(
+    source: Source, path: DeadPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walsender that decodes WAL of unpublished tables sends nothing, and does not read requests either."""
+    looked: list[bool] = []
+    at_work = ReplicationConnection.at_work
+
+    def busy(connection: ReplicationConnection) -> bool:
+        looked.append(at_work(connection))
+        return True
+
+    monkeypatch.setattr(ReplicationConnection, "at_work", busy)
+    log = source.log()
+
+    def give_up(receiver: Receiver) -> None:
+        if len(looked) > 3:
+            receiver.stop()
+
+    def orders(receiver: Receiver) -> None:
+        die(receiver)
+        give_up(receiver)
+
+    die = after(0.5, lambda receiver: path.die(new=True))
+    receive_inside(source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT, orders=orders)
+    assert looked[:2] == [False, False], "a walsender that waits for us is not at work"
+
+
+# A receiver announces its transactions in progress to other processes as long as it runs ------------
+
+SAID = Announcement(2, 5_000_000, 771, Lsn(0x16B374D), datetime(2026, 11, 25, 12, tzinfo=UTC))
+
+
+def layout_of(log: ChangeLog) -> Layout:
+    return Layout.of(log.path.parent.parent)
+
+
+def told(log: ChangeLog) -> tuple[int, int] | None:
+    """The number of transactions in progress, and the xid of the oldest one."""
+    found = announced(layout_of(log))
+    return None if found is None else (found.number, found.xid)
+
+
+@contextmanager
+def open_transaction(source: Source, first: int) -> Iterator[tuple[psycopg.Connection[Any], int]]:
+    """An open transaction of 720 kB, and its xid."""
+    with source.database.connect() as conn:
+        conn.execute("BEGIN")
+        conn.execute(many(first).encode())
+        ((xid,),) = conn.execute("SELECT pg_current_xact_id()::text::int").fetchall()
+        yield conn, xid
+
+
+@pytest.mark.timeout(120)
+def test_transaction_in_progress_is_announced_until_it_ends(source: Source) -> None:
+    little_memory(source)
+    log = source.log()
+    until_event(source.receiver(log, drain_bytes=1 << 40), "started")
+    assert told(log) is None
+    start = source.lsn()
+    with ExitStack() as stack:
+        first, oldest = stack.enter_context(open_transaction(source, 0))
+        eventually(lambda: told(log) == (1, oldest))
+        found = announced(layout_of(log))
+        assert found is not None
+        assert start <= found.lsn <= source.lsn()
+        assert timedelta(0) <= found.age < timedelta(minutes=1)
+        second, younger = stack.enter_context(open_transaction(source, 10_000))
+        eventually(lambda: told(log) == (2, oldest))
+        first.execute("ROLLBACK")
+        eventually(lambda: told(log) == (1, younger))
+        second.execute(many(20_000).encode())
+        eventually(lambda: (now := announced(layout_of(log))) is not None and now.bytes > 1_300_000)
+        second.execute("COMMIT")
+        eventually(lambda: told(log) is None)
+        assert source.running[0].alive
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+def test_announcement_of_a_dead_receiver_is_not_shown(source: Source, way: str) -> None:
+    little_memory(source)
+    log = source.log()
+    receiver = source.receiver(log, drain_bytes=1 << 40)
+    until_event(receiver, "started")
+    with open_transaction(source, 0) as (_, xid):
+        eventually(lambda: told(log) == (1, xid))
+        text = path_of(layout_of(log).in_progress)
+        if way == "killed":
+            assert receiver.pid is not None
+            os.kill(receiver.pid, signal.SIGKILL)
+            receiver.join(10)
+            assert Announcement.from_line(text.read_text()) is not None, "what it said last is still there"
+        else:
+            receiver.stop()
+            assert text.read_text() == ""
+        assert told(log) is None
+
+
+def test_incomplete_announcement_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progressfile, "_PAUSE_SECONDS", 0)
+    line = SAID.to_line()
+    assert Announcement.from_line(line) == SAID
+    layout = Layout.of(tmp_path)
+    assert announced(layout) is None
+    with lease.held(layout.in_progress) as held:
+        assert held is not None
+        for text in ("", line[:-1], line[:20], "{}\n", line.replace("xid", "top")):
+            held.write(text)
+            assert announced(layout) is None, text
+        held.write(line)
+        assert announced(layout) == SAID
+    assert announced(layout) is None
+
+
+def test_receiver_continues_if_its_announcement_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cause is a full disk, or the announcement of another receiver, which may exist for a second after its run."""
+    monkeypatch.setattr(progressfile, "ANNOUNCE_SECONDS", 0)
+    layout, open_ = Layout.of(tmp_path), TransactionsInProgress()
+    open_.start(StreamStart(771, True), Lsn(8), 0.0)
+    here = Announcer(layout)
+    with lease.held(layout.in_progress) as held:
+        assert held is not None
+        here.announce(open_)
+    assert announced(layout) is None
+    here.announce(open_)
+    assert announced(layout) is not None
+
+    def full(lease: Lease, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileLease, "write", full)
+        here.announce(open_)
+    assert announced(layout) is None
+    here.announce(open_)
+    assert announced(layout) is not None
+    here.close()
+    assert announced(layout) is None

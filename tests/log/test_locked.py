@@ -15,8 +15,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.log.receive import relationfacts
 from tests.log.conftest import SECONDS, Source, eventually, rows
 from tests.log.inside import receive_inside
-from tests.log.prepared import durable, gid, kinds, prepare, restart
-from tests.log.received_twice import Row, Twins, little_memory, many
+from tests.log.received_twice import Row, Twins, durable, gid, kinds, little_memory, many, prepare, restart
 
 WHOLE: dict[str, Any] = {"streaming": False}
 IN_BLOCKS: dict[str, Any] = {"streaming": True}

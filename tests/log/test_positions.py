@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, Schema
 
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.catalog import Identity
+from pgcdc_assets.core.layout import Layout, Location
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
+from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.definition import commit_properties, create_table
+from pgcdc_assets.delta.log import open_delta
+from pgcdc_assets.errors import CommitLost, LogConflict
+from pgcdc_assets.log.batch import BatchWriter, Committed, PendingFrames
+from pgcdc_assets.log.commit import LogWriter, shut_out
+from pgcdc_assets.log.content import CommittedContent, StagedSegments
+from pgcdc_assets.log.extent import complete_to
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.batches import Limits
+from pgcdc_assets.log.receive.messages import ReceiverSettings
 from pgcdc_assets.store.local import path_of
-from tests.fix_postgres import Database
-from tests.log.conftest import Source, content, eventually, rows, until_event
+from tests.fix_postgres import Database, fresh_database
+from tests.log.conftest import PUBLICATION, SECONDS, Source, content, eventually, rows, until_event
+from tests.log.durable import Disk
+from tests.log.inside import RECEIVING, receive_inside, writing
 from tests.servers import new_server
 
 _FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 500) FROM generate_series(1, 40000) g"
@@ -140,3 +166,328 @@ def test_locked_table_does_not_delay_the_stream(source: Source, database: Databa
         source.receive(log, end)
         assert [row["kind"] for row in rows(log)] == ["I", "C"]
         other.execute("ROLLBACK")
+
+
+# Marks ----------------------------------------------------------------------------------------------
+
+FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g"
+
+
+@pytest.mark.parametrize("goal", [True, False], ids=["goal", "no goal"])
+def test_log_reaches_a_mark_if_the_server_sends_only_keepalives(source: Source, goal: bool) -> None:
+    """The LSN of a snapshot is such a mark: no published change is near it, and the server is already far above it."""
+    log, before = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
+    mark = source.run(FOREIGN)
+    source.run(FOREIGN)
+    receiver = source.receiver(log)
+    receiver.mark(mark)
+    if goal:
+        receiver.until(mark)
+    until_event(receiver, "complete")
+    # A consistent point could now be published at the mark.
+    assert log.position() >= mark > before
+    if goal:
+        receiver.join(SECONDS)
+        assert log.position() == mark == source.confirmed(log)
+    receiver.stop()
+    source.receive(log, source.run("INSERT INTO a VALUES (2, 'y')"))
+    assert len(rows(log, "kind = 'I'")) == 2
+
+
+def test_mark_inside_an_open_batch_closes_the_batch(source: Source) -> None:
+    log, mark = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
+    source.run("INSERT INTO a VALUES (2, 'y')")
+    receiver = source.receiver(log, batch_seconds=3600)
+    receiver.mark(mark)
+    until_event(receiver, "complete")
+    assert log.position() >= mark
+    receiver.stop()
+
+
+# The receiver notes how far the log is complete, in WAL that holds nothing for the log --------------
+
+
+def test_log_is_complete_past_wal_that_holds_nothing_for_it(source: Source) -> None:
+    """The recorded position stays: it moves once per segment file of such WAL."""
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    recorded = log.position()
+    lsn = source.run("INSERT INTO foreign_table VALUES (1)")
+    eventually(lambda: complete_to(log.layout, log.position()) >= lsn)
+    assert log.position() == recorded
+    receiver.stop()
+    assert complete_to(log.layout, log.position()) >= lsn
+
+
+# While no published table is written, the slot still advances, and neither WAL nor files accumulate -
+
+
+def _files(log: ChangeLog) -> list[Path]:
+    return sorted(path_of(log.path).glob("*.parquet"))
+
+
+def _version(log: ChangeLog) -> int:
+    return int(DeltaTable(path_of(log.path)).version())
+
+
+@pytest.mark.long
+def test_slot_advances_while_only_another_database_writes(source: Source) -> None:
+    """A logical slot keeps the WAL of the whole cluster. Without confirmations it would keep the other database's WAL,
+    too."""
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    with fresh_database(source.database.server) as other, other.connect() as conn:
+        conn.execute("CREATE TABLE t (v text)")
+        conn.execute("INSERT INTO t SELECT repeat('x', 500) FROM generate_series(1, 60000) g")
+        goal = source.lsn()
+        position = until_event(receiver, "position")[-1].lsn
+        eventually(lambda: source.confirmed(log) >= position)
+    receiver.stop()
+    assert source.confirmed(log) == log.position() >= position
+    source.receive(log, goal)
+    assert goal - source.confirmed(log) < 1 << 16
+    assert (_files(log), rows(log, "true")) == ([], [])
+    assert _version(log) <= 5
+
+
+@pytest.mark.long
+def test_restarts_of_an_idle_receiver_add_no_commit(source: Source) -> None:
+    """At each start, the receiver sends positions and requests keepalives. This must not add a commit or set the slot
+    back."""
+    log = source.log()
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+    source.conn.execute("SELECT pg_log_standby_snapshot()") if _can_log_snapshots(source) else source.run("CHECKPOINT")
+    source.receive(log, source.lsn())
+    confirmed, versions = source.confirmed(log), []
+    for _ in range(3):
+        receiver = source.receiver(log)
+        receiver.until(source.lsn())
+        until_event(receiver, "arrived")
+        receiver.join(10)
+        assert source.confirmed(log) >= confirmed
+        confirmed = source.confirmed(log)
+        assert confirmed == log.position()
+        versions.append(_version(log))
+    # One commit is allowed, because the source itself lists its running transactions in the WAL every 15 s.
+    assert versions[-1] - versions[0] <= 1
+    assert len(_files(log)) == 1
+
+
+def _can_log_snapshots(source: Source) -> bool:
+    return source.database.server.version >= 16
+
+
+# With a wal_sender_timeout of one second, the connection survives a slow parent, a slow receiver and a slow disk
+
+
+@pytest.fixture
+def short(source: Source) -> Iterator[None]:
+    """Sets the timeout of the whole server to one second."""
+    source.run("ALTER SYSTEM SET wal_sender_timeout = '1s'", "SELECT pg_reload_conf()")
+    try:
+        eventually(lambda: source.conn.execute("SHOW wal_sender_timeout").fetchone() == ("1s",))
+        yield
+    finally:
+        source.run("ALTER SYSTEM RESET wal_sender_timeout", "SELECT pg_reload_conf()")
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.long
+def test_connection_survives_a_parent_that_does_not_read(source: Source) -> None:
+    """A driver that is busy with Spark does not read the receiver's reports from the pipe."""
+    log, twin = source.log(), source.log("twin")
+    settings = ReceiverSettings(source.database.conninfo, str(source.folder / "s"), (PUBLICATION,), 1 << 20, 0.02)
+    command = [sys.executable, "-m", "pgcdc_assets.log.receive.process"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(settings.to_line())
+        child.stdin.flush()
+        eventually(lambda: source.slot_row(log, "active") == "true")
+        walsender = source.slot_row(log, "active_pid")
+        with writing(source, 1):
+            time.sleep(5)
+        end = source.lsn()
+        eventually(lambda: bool(rows(log, f"kind = 'C' AND lsn > {int(end) - 4000}")))
+        assert source.slot_row(log, "active_pid") == walsender
+        child.stdin.close()
+        told = child.stdout.read()
+    assert told.count(b'"batch"') > 5
+    source.receive(log, end)
+    source.receive(twin, end)
+    assert content(log) == content(twin)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("short")
+def test_connection_survives_a_paused_receiver(source: Source) -> None:
+    """The connection is still alive after the pause, because our sessions set their own, longer timeout."""
+    log = source.log()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    assert receiver.pid is not None
+    walsender = source.slot_row(log, "active_pid")
+    os.kill(receiver.pid, signal.SIGSTOP)
+    end = source.run("INSERT INTO a VALUES (1, 'x')")
+    time.sleep(3)
+    os.kill(receiver.pid, signal.SIGCONT)
+    receiver.mark(end)
+    until_event(receiver, "complete")
+    assert source.slot_row(log, "active_pid") == walsender
+    assert len(rows(log, "kind = 'I'")) == 1
+    receiver.stop()
+
+
+class SlowDisk(BatchWriter):
+    """A writer whose commits take three times as long as the server's timeout."""
+
+    def commit(  # type: ignore[override]
+        self, closed: PendingFrames, parts: list[StagedSegments], end: Lsn, ended: Sequence[CommittedContent] = ()
+    ) -> Committed:
+        time.sleep(3)
+        return super().commit(closed, parts, end)
+
+
+@pytest.mark.long
+def test_slow_disk_delays_no_answer_to_the_server(source: Source, tmp_path: Path) -> None:
+    """Here our session's own timeout is also one second. While one batch is written, the next batch is already due."""
+    log, asked = source.log(), list[float]()
+    end = source.run(*(f"INSERT INTO a VALUES ({number}, repeat('x', 100000))" for number in range(30)))
+
+    def confirming(flush: Lsn) -> None:
+        asked.append(time.monotonic())
+
+    receive_inside(source, log, end, confirming, writer=SlowDisk, wal_sender_timeout="1s")
+    assert len(rows(log, "kind = 'I'")) == 30
+    assert len(log.batches(log.start)) > 1
+    assert max(later - earlier for earlier, later in pairwise(asked)) < 1
+
+
+# The receiver confirms only commit boundaries that are already durable in the log -------------------
+
+
+def test_no_confirmation_lies_inside_a_commit_record(source: Source) -> None:
+    """A confirmation inside a commit record would lose the transaction (DecodeTXNNeedSkip). A second slot, which
+    publishes all tables, provides the commit records."""
+    log, twin = source.log(), source.log("twin")
+    witness = source.slot("witness")
+    source.conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    source.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [witness])
+    chance, confirmed = random.Random(11), list[Lsn]()
+    with writing(source, 2):
+        for number in range(8):
+            position = log.position()
+            eventually(lambda at=position: source.lsn() > at + 8000)  # type: ignore[misc]
+            start, stop = chance.choice([record for record in _commit_records(source, witness) if record[0] > position])
+            goal = Lsn(start + 8 if number % 2 else start - chance.randrange(1000))
+            assert goal < stop
+            receiving = replace(RECEIVING, batch_seconds=chance.choice([0, 0.005, 0.05]))
+            receive_inside(source, log, goal, confirmed.append, receiving=receiving)
+            assert log.position() <= max(goal, position)
+    end = source.lsn()
+    receive_inside(source, log, end, confirmed.append)
+    records = _commit_records(source, witness)
+    assert len(records) > 50
+    inside = [lsn for lsn in set(confirmed) for start, stop in records if start < lsn < stop]
+    assert inside == []
+    assert len(set(confirmed)) > 8
+    source.receive(twin, end)
+    assert content(log) == content(twin)
+
+
+def _commit_records(source: Source, slot: str) -> list[tuple[int, int]]:
+    """[commit_lsn, end_lsn) of every transaction that changed a table."""
+    found = source.conn.execute(
+        "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"
+        " 'publication_names', 'everything') WHERE get_byte(data, 0) = ascii('C')", [slot],
+    ).fetchall()  # fmt: skip
+    return [struct.unpack_from(">QQ", data, 2) for (data,) in found]
+
+
+def test_confirmed_position_survives_a_crash_of_the_machine(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each confirmation, the fsynced part of the lake is a complete log up to the confirmed position."""
+    lake = tmp_path / "s"
+    lake.mkdir()
+    disk = Disk(tmp_path, os.fsync)
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+    # With segments of this size, segments are written before their batch, and before their transaction has ended.
+    receiving = replace(RECEIVING, segment_bytes=1 << 19)
+    log, left = source.log(), dict[Lsn, Path]()
+
+    def confirming(flush: Lsn) -> None:
+        if flush > max(left, default=ZERO):
+            left[flush] = disk.left(tmp_path.parent / f"{tmp_path.name}_crash" / str(int(flush))) / "s"
+
+    for number in range(4):
+        receive_inside(source, log, _work(source, number), confirming, receiving=receiving)
+    monkeypatch.undo()
+    assert len(left) > 4
+    assert max(left) == log.position()
+    for flush, copy in left.items():
+        found = ChangeLog(Layout.of(copy)).open()
+        assert found.position() >= flush
+        found.verify(LsnRange(found.start, found.position()))
+        below = f"commit_lsn < {int(flush)}"
+        assert rows(found, below) == rows(log, below)
+
+
+def _work(source: Source, number: int) -> Lsn:
+    """Runs small transactions, a large transaction, and a transaction on unpublished tables."""
+    source.transaction(*(f"INSERT INTO a VALUES ({number * 10 + row}, 'x')" for row in range(3)))
+    source.run(f"UPDATE a SET v = repeat(md5(id::text), 20000) WHERE id >= {number * 10}")
+    return source.run(f"INSERT INTO b VALUES ({number}, 1)", "INSERT INTO foreign_table SELECT 1, 'x'")
+
+
+# A writer that lost its lease on the lake, without knowing this, cannot commit after the fence ------
+
+WHO = Identity("7", "db", "slot")
+
+
+@pytest.fixture(params=["local", "s3"])
+def layout(request: pytest.FixtureRequest, tmp_path: Path) -> Layout:
+    if request.param == "s3":
+        bucket: Location = request.getfixturevalue("bucket")
+        return Layout(bucket)
+    return Layout.of(tmp_path / "lake")
+
+
+def test_receiver_that_lost_the_lake_cannot_commit(layout: Layout) -> None:
+    ChangeLog(layout).create(WHO, Lsn(100), 1)
+    before = LogWriter(layout.change_log, WHO)
+    before.commit(Lsn(100), Lsn(200), 1, [])
+    shut_out(layout, 5)
+    assert ChangeLog(layout).position() == 200, "nothing that is durable is lost"
+    with pytest.raises(LogConflict, match="another writer, because this one did not renew its lease"):
+        before.commit(Lsn(200), Lsn(300), 1, [])
+    with pytest.raises(LogConflict, match="another writer"):
+        # Opening the log again does not give the writer the lease back.
+        LogWriter(layout.change_log, WHO)
+    after = LogWriter(layout.change_log, WHO, ChangeLog(layout).leader)
+    after.commit(Lsn(200), Lsn(250), 1, [])
+    shut_out(layout, 9)
+    with pytest.raises(LogConflict):
+        after.commit(Lsn(250), Lsn(300), 1, [])
+    assert ChangeLog(layout).position() == 250
+
+
+def test_fence_reaches_every_table_of_the_lake(layout: Layout) -> None:
+    ChangeLog(layout).create(WHO, Lsn(100), 1)
+    names = [TableName("public", "t"), TableName("public", "with a log_of.its own"), TableName("odd", "_delta_log")]
+    places = [*map(layout.mirror, names), layout.changes(names[0])]
+    for place in places:
+        create_table(place, Schema.from_arrow(pa.schema([("a", pa.int64())])), {}, {}, layout.root)
+    seen = [open_delta(place) for place in places]
+    shut_out(layout, 5)
+    for version in seen:
+        assert version is not None
+        with pytest.raises(CommitLost):
+            commit_properties(version, {"a": "b"})
+    for place in places:
+        now = open_delta(place)
+        assert now is not None
+        assert commit_properties(now, {"a": "b"}) == 2
+        assert now.positions == {"pgcdc/leader": 5}

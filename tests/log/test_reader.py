@@ -25,7 +25,7 @@ from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.spill import SPILL
 from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.store.local import path_of
-from tests.log.written import START, WHO, frames_of, writer_of
+from tests.log.streams import START, WHO, frames_of, writer_of
 
 
 @pytest.fixture

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,16 +19,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.layout import Location
+from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.positions import ReportedPositions
+from pgcdc_assets.core.settingvalues import PrefixPatterns
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.log.batch import PendingBatch, PendingFrames
+from pgcdc_assets.log.batch import Committed, PendingBatch, PendingFrames
 from pgcdc_assets.log.framerun import joined
+from pgcdc_assets.log.receive import batches as batches_module
+from pgcdc_assets.log.receive.batches import Batches, Limits
+from pgcdc_assets.log.receive.intake import Intake
+from pgcdc_assets.log.receive.messagefilter import MessageFilter
+from pgcdc_assets.log.receive.receiver import Receiver
+from pgcdc_assets.log.receive.relationfacts import described
+from pgcdc_assets.log.receive.wholetransactions import Taken
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import Rows, rows_of, tally_of
 from pgcdc_assets.log.segment import FILLED_SCHEMA, check_content, clustered, table_of, write_segment
 from pgcdc_assets.log.streamed import StreamPlace, located
 from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
+from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.store.scratch import DraftFile
-from tests.log.streams import TRANSACTIONS, Stream, begin, build, commit, frame, insert, origin, run_of, stream_abort
+from tests.log.streams import (
+    TRANSACTIONS,
+    Stream,
+    begin,
+    build,
+    commit,
+    frame,
+    insert,
+    message,
+    origin,
+    relation,
+    run_of,
+    stream_abort,
+)
 
 
 def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> list[Rows]:
@@ -175,3 +202,203 @@ def test_transactions_without_changes_make_no_batch() -> None:
     pending.receive(run_of(empty[2:3], 2), 1, None, 3.0)
     assert pending.since is None
     assert pending.open == PendingFrames()
+
+
+# The rules that end a batch -------------------------------------------------------------------------
+
+SECONDS, START = 10.0, 1000.0
+
+
+@dataclass
+class Rig:
+    """Batches with a clock that moves only when the test moves it, and a writer that only counts."""
+
+    clock: list[float]
+    cuts: list[int] = field(default_factory=list)
+    """The size of each batch in bytes."""
+
+    def __post_init__(self) -> None:
+        self.positions = SimpleNamespace(boundary=ZERO)
+        intake = SimpleNamespace(positions=self.positions, stream_aborts=0)
+        writer = SimpleNamespace(position=ZERO, commit=self._commit)
+        self.batches = Batches(
+            cast("Any", writer), cast("Any", intake), ReportedPositions(ZERO), Limits(10_000, SECONDS),
+            lambda event: None, lambda: None,
+        )  # fmt: skip
+
+    @property
+    def now(self) -> float:
+        return self.clock[0]
+
+    def _commit(self, closed: Any, staged: Any, end: Lsn, ended: Any) -> Committed:
+        self.cuts.append(closed.size)
+        return Committed(ZERO, end, 1, 1, closed.size)
+
+    def transaction(self, size: int = 1) -> None:
+        at = int(self.positions.boundary)
+        payloads = [begin(at, 5), insert(1, b"x" * size), commit(at, at + 50)]
+        run = run_of([frame(payload, at) for payload in payloads], 0)
+        self.batches.add(Taken(run, len(run), None))
+        self.positions.boundary = Lsn(at + 50)
+
+    def round(self, after: float = 0.0) -> int:
+        """Does what the receiver does after each FrameRun. Returns the number of batches since the start."""
+        self.clock[0] += after
+        self.batches.writing.finish()
+        self.batches.cut_if_due(self.now)
+        self.batches.writing.finish()
+        return len(self.cuts)
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    now = [START]
+    monkeypatch.setattr(batches_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    rig = Rig(now)
+    yield rig
+    rig.batches.writing.close()
+
+
+def test_first_commit_after_a_quiet_time_makes_a_batch_at_once(rig: Rig) -> None:
+    rig.clock[0] += SECONDS
+    rig.transaction()
+    assert rig.batches.due_in(rig.now) == 0
+    assert rig.round() == 1
+    assert rig.batches.due_in(rig.now) is None
+
+
+def test_steady_commits_make_one_batch_per_batch_seconds(rig: Rig) -> None:
+    each, seconds = 2, int(SECONDS) * 10
+    for _ in range(seconds * each):
+        rig.transaction()
+        rig.round(1 / each)
+    assert len(rig.cuts) == seconds // SECONDS
+
+
+def test_full_batch_and_requested_flush_are_cut_at_once(rig: Rig) -> None:
+    rig.transaction()
+    assert rig.round() == 0
+    rig.batches.flush()
+    assert rig.round() == 1
+    rig.transaction(20_000)
+    assert rig.round() == 2
+    rig.transaction()
+    assert rig.round(SECONDS - 1) == 2
+    assert rig.round(1) == 3
+
+
+def test_receiver_waits_for_frames_only_until_the_next_cut_is_due() -> None:
+    def seconds(due_in: float | None, *, busy: bool = False) -> float:
+        receiver = cast("Any", object.__new__(Receiver))
+        receiver._writing, receiver._limits = SimpleNamespace(busy=busy), Limits(1, 1.0)
+        receiver._batches = SimpleNamespace(due_in=lambda now: due_in)
+        return float(receiver._quiet_seconds())
+
+    usual = seconds(None)
+    assert seconds(usual + 1) == usual
+    assert seconds(usual / 2) == usual / 2
+    assert seconds(0.0) == 0.0
+    assert seconds(usual / 2, busy=True) == Limits(1, 1.0).linger_seconds < usual / 2
+
+
+# Logical messages that the settings exclude ---------------------------------------------------------
+
+
+def _walked(frames: list[bytes], wanted: MessageFilter) -> list[bytes]:
+    """The sequential scan, frame by frame."""
+    kept: list[bytes] = []
+    inside = of_origin = False
+    for each in frames:
+        kind = chr(each[25])
+        if kind == "B":
+            inside, of_origin = True, False
+        gone = kind == "M" and not wanted.messages
+        gone |= kind in "IUDTM" and inside and of_origin and not wanted.origins
+        of_origin |= kind == "O"
+        inside &= kind != "C"
+        if not gone:
+            kept.append(each)
+    return kept
+
+
+def _in_parts(frames: list[bytes], cuts: list[int], wanted: MessageFilter) -> list[bytes]:
+    found: list[bytes] = []
+    state = None
+    edges = sorted({0, len(frames), *(cut % (len(frames) + 1) for cut in cuts)})
+    for start, end in itertools.pairwise(edges):
+        run = wanted.kept(run_of(frames[start:end], start), state)
+        offsets, lengths = run.offsets.tolist(), run.lengths.tolist()
+        found += [bytes(run.raw[at : at + length]) for at, length in zip(offsets, lengths, strict=True)]
+        state = transaction_after(run, state)
+    return found
+
+
+@pytest.mark.long
+@settings(max_examples=200, deadline=None)
+@given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4), st.sampled_from([(), ("p",)]), st.booleans())
+def test_kept_frames_equal_the_frames_of_a_sequential_scan(
+    transactions: list[Any], cuts: list[int], messages: tuple[str, ...], origins: bool
+) -> None:
+    frames = build(transactions, Relations()).frames
+    wanted = MessageFilter(messages, origins=origins)
+    assert _in_parts(frames, cuts, wanted) == _walked(frames, wanted)
+
+
+def test_kept_frames_hold_no_bytes_of_dropped_frames() -> None:
+    frames = [frame(message(number, b"x" * 1000, transactional=False), number) for number in range(1, 100)]
+    kept = MessageFilter(()).kept(run_of([*frames, frame(begin(500, 1)), *frames], 0), None)
+    assert (len(kept), len(kept.raw)) == (1, kept.size)
+    assert kept.sequence.tolist() == [99]
+
+
+@pytest.mark.parametrize("wanted", [MessageFilter(()), MessageFilter(("p",), origins=False)])
+def test_transaction_with_only_excluded_messages_leaves_no_row(wanted: MessageFilter) -> None:
+    """The transaction's end still moves the log's position."""
+    frames = [begin(100, 7), origin("elsewhere"), message(50, b"x", transactional=True), commit(100, 148)]
+    relations, pending = Relations(), PendingBatch()
+    intake = Intake(lambda asked: {}, relations, ZERO, wanted=wanted)
+    (taken,) = intake.take(run_of([frame(each, 50) for each in frames], 0))
+    assert isinstance(taken, Taken)
+    pending.receive(taken.run, taken.whole, taken.after, 0.0)
+    assert (intake.positions.boundary, pending.since, pending.in_memory) == (148, None, 0)
+
+
+def test_chosen_messages_of_a_transaction_keep_their_order() -> None:
+    wanted = MessageFilter(("chosen",))
+    frames = [begin(100, 7), relation(1, "t"), message(50, b"x", transactional=True)]
+    frames += [message(60, b"y", transactional=True).replace(b"p\0", b"chosen\0", 1), commit(100, 148)]
+    relations, pending = Relations(), PendingBatch()
+    intake = Intake(
+        lambda asked: {described(one): RelationFacts(None) for one in asked}, relations, ZERO, wanted=wanted
+    )
+    (taken,) = intake.take(run_of([frame(each, 60) for each in frames], 0))
+    assert isinstance(taken, Taken)
+    pending.receive(taken.run, taken.whole, taken.after, 0.0)
+    rows = table_of(pending.closed.rows(relations)).cast(FILLED_SCHEMA)
+    assert list(zip(rows["kind"].to_pylist(), rows["tx_ordinal"].to_pylist(), strict=True)) == [("M", 0), ("C", 1)]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "chosen", "others"),
+    [
+        ((), (), ("app", "")),
+        (("*",), ("app", "", "a.b", "zeile\nzwei"), ()),
+        (("app",), ("app",), ("apps", "my.app", "App")),
+        (("outbox.*",), ("outbox.", "outbox.a.b"), ("outbox", "xoutbox.a")),
+        (("a?c",), ("abc", "a.c"), ("ac", "abbc")),
+        (("*", "-debug.*"), ("app",), ("debug.x",)),
+        (('"a*"', '"q""q"'), ("a*", 'q"q'), ("ab",)),
+        (("a[b]",), ("a[b]",), ("ab",)),
+    ],
+)
+def test_prefix_patterns_choose_messages(
+    patterns: tuple[str, ...], chosen: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    found = PrefixPatterns.parse(patterns)
+    assert [prefix for prefix in (*chosen, *others) if found.match(prefix)] == list(chosen)
+
+
+@pytest.mark.parametrize("patterns", [("",), ("-",), (" app",), ("-app",), ('"app',), ('a"b"',), ("a\0b",)])
+def test_invalid_pattern_is_refused(patterns: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"is not a pattern|excludes prefixes and includes none"):
+        PrefixPatterns.parse(patterns)

@@ -41,8 +41,7 @@ from pgcdc_assets.protocol.messages import (
     Type,
     Update,
 )
-from tests.log.placed import Placed, StreamDecoder
-from tests.log.streams import frame, run_of
+from tests.log.streams import Placed, StreamDecoder, frame, run_of
 from tests.protocol import wire
 
 LSN, OTHER = Lsn(0x16_B374_D848), Lsn(0x16_B374_D878)

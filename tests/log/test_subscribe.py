@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,17 +13,15 @@ import pytest
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.errors import (
-    IdentityMismatch,
-    LogAhead,
-    PgcdcError,
-    SlotActive,
-    SlotMissing,
-)
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import IdentityMismatch, LogAhead, PgcdcError, SlotActive, SlotMissing
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.slot import identity
-from tests.fix_postgres import Database
+from pgcdc_assets.source.slot.slot import check_slot, identity, require_slot
+from pgcdc_assets.source.snapshot.pieces import pieces
+from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, giving_way
+from tests.fix_postgres import TEST_SETTINGS, Database
 from tests.log.conftest import PUBLICATION, Source, content, eventually, until_event
 from tests.servers import new_server, standby_of
 
@@ -136,3 +138,129 @@ def test_promoted_standby_is_refused_for_a_lake_above_the_fork(
             new.receive(log, end)
             assert log.timeline == 2
             assert [batch.timeline for batch in log.batches(log.start)] == [1, 2]
+
+
+# The primary is lost and its standby was promoted ---------------------------------------------------
+
+SYNCHRONISED_SINCE = 17
+"""The first PostgreSQL version with failover slots and pg_sync_replication_slots()."""
+
+
+@contextmanager
+def _source(server: EmbeddedServer, folder: Path) -> Iterator[Source]:
+    database = Database(server, "postgres")
+    source = Source(database, database.connect(), folder)
+    try:
+        yield source
+    finally:
+        source.conn.close()
+        for receiver in source.running:
+            receiver.kill()
+
+
+def _standby(primary: EmbeddedServer, folder: Path) -> EmbeddedServer:
+    """A standby that streams from the primary. It is created from a copy of the stopped primary, without the slots."""
+    settings = {
+        **TEST_SETTINGS, "hot_standby_feedback": "on", "primary_slot_name": "standby",
+        "primary_conninfo": f"host={primary.socket_folder} port=5432 user=postgres dbname=postgres",
+    }  # fmt: skip
+    return standby_of(primary, folder, settings=settings, but=["pg_replslot"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", [16, pytest.param(17, marks=pytest.mark.long), 18])
+def test_promoted_standby_is_followed_if_its_slot_was_synchronised(tmp_path: Path, version: int) -> None:
+    """A failover slot (since PostgreSQL 17) is synchronised. Before 17, the slot is missing, and the error says so."""
+    synchronised = version >= SYNCHRONISED_SINCE
+    primary = new_server(tmp_path / "primary", version, settings=TEST_SETTINGS)
+    with primary, _source(primary, tmp_path / "lake") as source:
+        source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a",
+                   "SELECT pg_create_physical_replication_slot('standby')")  # fmt: skip
+        source.conn.close()
+        primary.stop()
+        standby = _standby(primary, tmp_path / "standby")
+        primary.start(survive=False)
+        source.conn = source.database.connect()
+        log = source.log()
+        if synchronised:
+            slot = log.identity.slot
+            source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+            source.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', failover => true)", [slot])
+            log = source.log_of(slot, "failover")
+        with standby:
+            source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+            if synchronised:
+                _synchronise(source, log, standby)
+            eventually(lambda: _replayed(source))
+            source.conn.close()
+            primary.stop()
+            with _source(standby, tmp_path / "lake") as promoted:
+                if synchronised:
+                    _refuses_before_promotion(promoted, slot)
+                promoted.conn.execute("SELECT pg_promote(true, 60)")
+                end = promoted.run("INSERT INTO a VALUES (2, 'y')")
+                if synchronised:
+                    promoted.receive(log, end)
+                    assert len(content(log)) == 4
+                    assert log.timeline == 2
+                    assert promoted.confirmed(log) == log.position()
+                else:
+                    receiver = promoted.receiver(log)
+                    with pytest.raises(SlotMissing, match="pgcdc setup"):
+                        until_event(receiver, "started")
+
+
+def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> None:
+    """Waits until the standby's slot is synchronised and permanent, so that it still exists after the promotion."""
+    with Database(standby, "postgres").connect() as conn:
+
+        def done() -> bool:
+            # The slot advances only when the server writes a list of running transactions.
+            source.receive(log, source.run("SELECT pg_current_xact_id()", "SELECT pg_log_standby_snapshot()"))
+            eventually(lambda: _replayed(source))
+            conn.execute("SELECT pg_sync_replication_slots()")
+            query = "SELECT synced AND NOT temporary FROM pg_replication_slots WHERE slot_name = %s"
+            return conn.execute(query, [log.identity.slot]).fetchone() == (True,)
+
+        eventually(done)
+
+
+@pytest.mark.long
+def test_standby_replays_ddl_without_waiting_for_a_copy(tmp_path: Path) -> None:
+    """If replay waited for the copy, replay and queries on the standby would wait 30 s
+    (max_standby_streaming_delay)."""
+    primary = new_server(tmp_path / "primary", 18, settings=TEST_SETTINGS)
+    with primary, _source(primary, tmp_path / "lake") as source:
+        source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a",
+                   "INSERT INTO a SELECT i, repeat('v', 100) FROM generate_series(1, 100000) AS i",
+                   "SELECT pg_create_physical_replication_slot('standby')")  # fmt: skip
+        source.conn.close()
+        primary.stop()
+        standby = _standby(primary, tmp_path / "standby")
+        primary.start(survive=False)
+        source.conn = source.database.connect()
+        with standby, _source(standby, tmp_path / "lake") as there, giving_way(there.database.conninfo):
+            there.conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            ((name,),) = there.conn.execute("SELECT pg_export_snapshot()").fetchall()
+            with there.database.connect() as conn:
+                (piece,) = pieces(conn, read_tables(conn, ["p"])[0], 1 << 30)
+            reading = copy_blocks(there.database.conninfo, name, piece, 1 << 12)
+            next(reading)
+            started = time.monotonic()
+            source.run("ALTER TABLE a ADD COLUMN more int")
+            eventually(lambda: _replayed(source))
+            assert time.monotonic() - started < 15
+            with pytest.raises(Interrupted):
+                list(reading)
+
+
+def _replayed(source: Source) -> bool:
+    query = "SELECT replay_lsn >= pg_current_wal_flush_lsn() FROM pg_stat_replication WHERE application_name = %s"
+    return source.conn.execute(query, ["walreceiver"]).fetchone() == (True,)
+
+
+def _refuses_before_promotion(standby: Source, slot: str) -> None:
+    with pytest.raises(IdentityMismatch, match="promoted"):
+        check_slot(require_slot(standby.conn, slot), None)
+    with ReplicationConnection.open(standby.database.conninfo) as walsender:
+        assert walsender.identify().timeline == 1

@@ -12,8 +12,19 @@ from pgcdc_assets.log.spill import PREPARED, PreparedFolder
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.store import storage
 from tests.log.conftest import Source, in_each_place, rows, until_event
-from tests.log.prepared import durable, end, gid, kinds, prepare, recorded, restart
-from tests.log.received_twice import Row, Twins, little_memory, many
+from tests.log.received_twice import (
+    Row,
+    Twins,
+    durable,
+    end,
+    gid,
+    kinds,
+    little_memory,
+    many,
+    prepare,
+    recorded,
+    restart,
+)
 
 pytestmark = in_each_place
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pgcdc_assets.checks.health import TableFacts, error
 from pgcdc_assets.checks.lag import Pending
@@ -18,8 +25,11 @@ from pgcdc_assets.flow.meter import RunCounts
 from pgcdc_assets.flow.outcomes import Failure, Outcome
 from pgcdc_assets.log.receive.progressfile import Announcement
 from pgcdc_assets.log.transactions import PreparedKey, PreparedTransaction
-from pgcdc_assets.metrics.readings import LakeReading, SourceReading
+from pgcdc_assets.metrics.families import Metrics
+from pgcdc_assets.metrics.movement import Movement
+from pgcdc_assets.metrics.readings import LakeReading, Part, SourceReading
 from pgcdc_assets.points.points import Point
+from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.slot.slot import Decoded, SlotStatus
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -76,3 +86,47 @@ def full_lake() -> LakeReading:
         problems=(error(ProblemCode.SLOT_LOST, "slot", "is odd", "mend it"),),
         last={"sync": Outcome(NOW - timedelta(hours=5)), "maintenance": Outcome(None, failed)},
     )
+
+
+Samples = dict[tuple[str, tuple[str, ...]], float]
+"""The values by name of the sample and its labels besides ``source`` and ``slot``."""
+
+
+def metrics_of(source: SourceReading | None, lake: LakeReading | None) -> Metrics:
+    found = Metrics(Settings(source="host=h password=hunter2", slot="s"), Movement(), clock=lambda: NOW)
+    found.readings.source = Part("source", cast(Any, lambda: source))
+    found.readings.lake = Part("lake", cast(Any, lambda: lake))
+    return found
+
+
+def exposed(metrics: Metrics) -> str:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    return generate_latest(registry).decode()
+
+
+def samples(text: str) -> Samples:
+    return {
+        (one.name, tuple(value for name, value in one.labels.items() if name not in ("source", "slot"))): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def names(text: str) -> set[str]:
+    """The names of our samples in an expression or an exposition."""
+    return set(re.findall(r"\bpgcdc_[a-z_]+\b", text))
+
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy/prometheus/alerts.yml"
+BOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/pgcdc.json").read_text())
+ALARMS: dict[str, str] = {
+    rule["alert"]: rule["expr"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+}
+
+
+def board_expressions() -> Iterator[str]:
+    for panel in BOARD["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", []))
+    yield from (found["definition"] for found in BOARD["templating"]["list"] if found["type"] == "query")

@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import click
+import pyarrow as pa
 import pytest
+import yaml
 
+from pgcdc_assets import Lake
 from pgcdc_assets.checks.health import TableFacts
+from pgcdc_assets.cli.main import pgcdc
+from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.states import TableState
-from pgcdc_assets.metrics import families
+from pgcdc_assets.errors import SourceUnavailable
+from pgcdc_assets.metrics import families, readings
 from pgcdc_assets.metrics.families import FAMILIES
-from tests.metrics.exposition import exposed, metrics_of, names, samples
-from tests.metrics.moments import NOW, full_lake, lake, source
+from pgcdc_assets.metrics.readings import LakeReader, Part
+from pgcdc_assets.settings import Settings
+from tests.lake.lakes import written_tables
+from tests.metrics.moments import (
+    ALARMS,
+    BOARD,
+    NOW,
+    ROOT,
+    RULES,
+    board_expressions,
+    exposed,
+    full_lake,
+    lake,
+    metrics_of,
+    names,
+    samples,
+    source,
+)
+from tests.waiting import wait_for
 
 PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 _SUFFIX = re.compile(r"_(bucket|count|sum|created)$")
@@ -103,3 +133,165 @@ def test_labels_name_source_and_slot_and_no_secret() -> None:
     assert "hunter2" not in text
     series = [line for line in text.splitlines() if not line.startswith("#")]
     assert all('slot="s",source="pgcdc"' in line for line in series)
+
+
+# A part that hangs or fails is absent, and the other part is shown ----------------------------------
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Readings that hang until this is set."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def value(part: Part[int], seconds: float = 5) -> int | None:
+    part.begin()
+    return part.value(time.monotonic() + seconds)
+
+
+def test_a_part_that_hangs_ends_no_scrape_and_is_read_once(gate: threading.Event) -> None:
+    began: list[int] = []
+
+    def hang() -> int:
+        began.append(1)
+        gate.wait()
+        return 7
+
+    part = Part("lake", hang)
+    assert value(part, 0.05) is None
+    assert value(part, 0.05) is None
+    assert (part.why, len(began)) == ("does not answer in time", 1)
+    gate.set()
+    assert value(part) == 7
+
+
+def test_a_slow_part_is_shown_as_it_was_read_last_up_to_a_limit(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([1, 2])
+
+    def slow() -> int:
+        found = next(answers)
+        if found == 2:
+            gate.wait()
+        return found
+
+    part = Part("lake", slow)
+    assert value(part) == 1
+    monkeypatch.setattr(readings, "FRESH_SECONDS", 0.0)
+    assert value(part, 0.05) == 1
+    monkeypatch.setattr(readings, "STALE_SECONDS", 0.0)
+    assert value(part, 0.05) is None
+
+
+def test_a_fresh_reading_is_used_again() -> None:
+    answers = iter([1, 2])
+    part = Part("source", lambda: next(answers))
+    assert [value(part), value(part)] == [1, 1]
+
+
+def test_an_error_is_no_crash_and_its_text_is_kept_only_if_it_is_ours() -> None:
+    def away() -> int:
+        raise SourceUnavailable("does not answer", thing="u@h/d")
+
+    def broken() -> int:
+        raise RuntimeError("password=hunter2")
+
+    part = Part("source", away)
+    assert value(part) is None
+    assert part.why == "u@h/d: does not answer"
+    part = Part("source", broken)
+    assert value(part) is None
+    assert part.why == "cannot be read: RuntimeError"
+    wait_for(lambda: not [one for one in threading.enumerate() if one.name == "read-source"], what="the end")
+
+
+def test_sizes_of_mirrors_are_read_a_few_at_a_time_and_only_if_they_changed(tmp_path: Path) -> None:
+    rows = pa.table({"id": range(100)})
+    layout = written_tables(Location.of(tmp_path / "lake"), {TableName("public", name): rows for name in "abc"})
+    reader, versions = LakeReader(Settings(lake=tmp_path / "lake")), Lake(layout.root).at().versions
+    found = [reader._mirror_bytes(versions) for _ in range(3)]
+    assert [len(sizes) for sizes in found] == [2, 3, 3]
+    assert {name.name: size for name, size in found[-1].items()} == {
+        name: sum(file.stat().st_size for file in (tmp_path / "lake/public" / name).glob("*.parquet")) for name in "abc"
+    }  # fmt: skip
+    shutil.rmtree(tmp_path / "lake/public")
+    assert reader._mirror_bytes(versions) == found[-1], "no file is read again"
+    newer = dict.fromkeys(versions, 9)
+    assert reader._mirror_bytes(newer) == found[-1], "what cannot be read keeps its last size"
+    assert reader._mirror_bytes(newer) == found[-1]
+
+
+# Alarm rules and board name only metrics and labels that exist, and docs/guides/alarms.md explains each alarm
+
+_ENDING = re.compile(r"_(bucket|count|sum)$")
+
+
+def family(name: str) -> str:
+    bare = _ENDING.sub("", name)
+    return bare if FAMILIES.get(bare, ("",))[0] == "histogram" else name
+
+
+@pytest.mark.parametrize("expressions", [list(ALARMS.values()), list(board_expressions())], ids=["alarms", "board"])
+def test_expressions_name_metrics_and_labels_that_exist(expressions: list[str]) -> None:
+    assert {family(name) for text in expressions for name in names(text)} <= FAMILIES.keys()
+    for text in expressions:
+        for name, matchers in re.findall(r"(pgcdc_\w+)\{([^}]*)\}", text):
+            known = {"source", "slot", "le", *FAMILIES[family(name)][2]}
+            assert set(re.findall(r"(\w+)=", matchers)) <= known, text
+
+
+def test_the_board_shows_every_metric_except_positions() -> None:
+    shown = {family(name) for text in board_expressions() for name in names(text)}
+    left = FAMILIES.keys() - shown
+    assert {name for name in left if not name.endswith("_lsn_bytes")} == {
+        "pgcdc_reading_age_seconds", "pgcdc_tables_unlisted", "pgcdc_apply_paused", "pgcdc_table_lag_bytes",
+        "pgcdc_last_failure_timestamp_seconds",
+    }  # fmt: skip
+
+
+def test_panels_of_the_board_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in BOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {(place["x"] + i, place["y"] + j) for i in range(place["w"]) for j in range(place["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    ids = [panel["id"] for panel in BOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_each_alarm_has_a_section_that_explains_it() -> None:
+    sections = re.findall(r"^### (\w+)$", (ROOT / "docs/guides/alarms.md").read_text(), re.MULTILINE)
+    assert sorted(sections) == sorted(ALARMS)
+
+
+@pytest.mark.parametrize("page", ["guides/alarms.md", "guides/monitoring.md", "reference/metrics.md"])
+def test_commands_and_configuration_of_the_pages_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    for line in re.findall(r"`pgcdc ([^`]+)`", text):
+        words = line.replace("TABLE", "public.t").replace(":9187", "127.0.0.1:9187").split()
+        name, found, rest = pgcdc.resolve_command(click.Context(pgcdc), words)
+        assert found is not None, name
+        if words not in (["snapshot"], ["heal"]):
+            found.make_context(name, rest)
+    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+        assert yaml.safe_load(block) == yaml.safe_load(RULES.with_name("prometheus.yml").read_text())
+
+
+def test_each_alarm_is_tried() -> None:
+    tried = set(re.findall(r'alertname="(\w+)"', (ROOT / "tests/metrics/alerts.test.yml").read_text()))
+    assert tried == ALARMS.keys()
+
+
+def test_each_alarm_fires_in_its_situation_and_no_alarm_fires_without_cause() -> None:
+    promtool = os.environ.get("PROMTOOL") or shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    for command in (["check", "rules", str(RULES)], ["check", "config", str(RULES.with_name("prometheus.yml"))],
+                    ["test", "rules", str(ROOT / "tests/metrics/alerts.test.yml")]):  # fmt: skip
+        done = subprocess.run([promtool, *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.errors import MergeMismatch
-from pgcdc_assets.feed.schema import FeedColumn
+from pgcdc_assets.feed.schema import COMMIT_LSN, HASH, LEAF, FeedColumn
+from pgcdc_assets.mirror.delta.keyindex import KeyIndex
+from pgcdc_assets.mirror.net.multiset import COUNT, net_rows
 from pgcdc_assets.mirror.net.neteffect import after_truncates, collapse, collapse_touched, map_keys, raw_maps
 from tests.feed.feed_rows import COLUMNS, feed_rows
 
@@ -186,3 +192,135 @@ def test_maps_of_texts_are_null_where_no_column_has_a_text() -> None:
     assert maps.to_pylist() == [[("a", "x")], None, [("a", "z"), ("b", "y")], None]
     assert map_keys(pa.chunked_array([maps])).to_pylist() == ["a", "a", "b"]
     assert map_keys(pa.chunked_array([], kind)) == pa.array([], pa.string())
+
+
+# KeyIndex finds keys in a target as a dict does, for every type of key column that PostgreSQL has ---
+
+NAN = float("nan")
+DOMAINS: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int32(), [-1, 0, 1, 2**31 - 1]),
+    (pa.string(), ["", "a", "A", "é", "a\x00b"]),
+    (pa.float64(), [0.0, -0.0, 1.5, NAN, float("inf")]),
+    (pa.decimal128(9, 2), [Decimal("1.00"), Decimal("-1.00"), Decimal("0.00")]),
+    (pa.bool_(), [True, False]),
+    (pa.date32(), [date(1, 1, 1), date(2024, 2, 29)]),
+    (pa.timestamp("us", "UTC"), [datetime(1900, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, 0, 0, 0, 1, tzinfo=UTC)]),
+    (pa.binary(), [b"", b"\x00", b"a"]),
+    (pa.list_(pa.int32()), [[], [1], [1, 2], [2, 1], [None], [12]]),
+    (pa.list_(pa.float64()), [[], [0.0], [-0.0], [NAN, 1.0]]),
+    (pa.list_(pa.list_(pa.string())), [[], [[]], [["a"], ["b"]], [["a", "b"]], [["a,b"]]]),
+]
+RAW_TYPE = pa.map_(pa.string(), pa.string())
+
+
+def comparable(value: Any) -> Any:
+    """The value in a form in which 0 equals -0, and NaN equals NaN."""
+    if isinstance(value, float):
+        return "NaN" if value != value else value + 0.0
+    return tuple(comparable(item) for item in value) if isinstance(value, list) else value
+
+
+def texts(row: tuple[Any, ...]) -> dict[str, str] | None:
+    found = {f"k{place}": value.removeprefix("raw ") for place, value in enumerate(row) if misfit(value)}
+    return found or None
+
+
+def misfit(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("raw ")
+
+
+def table(rows: list[tuple[Any, ...]], kinds: list[pa.DataType]) -> pa.Table:
+    data = {
+        f"c{place}": pa.array([None if misfit(row[place]) else row[place] for row in rows], kind)
+        for place, kind in enumerate(kinds)
+    }
+    return pa.table({**data, "_pgcdc_raw": pa.array([texts(row) for row in rows], RAW_TYPE)})
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[pa.DataType], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    chosen = draw(st.lists(st.sampled_from(DOMAINS), min_size=1, max_size=3))
+    values = [st.sampled_from([*domain, "raw x", "raw y"]) for _, domain in chosen]
+    rows = st.lists(st.tuples(*values), max_size=12)
+    source = draw(rows)
+    unique = {tuple(comparable(value) for value in row): row for row in source}
+    return [kind for kind, _ in chosen], list(unique.values()), draw(rows)
+
+
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_exactly_the_keys_of_the_source_are_found(case: tuple[Any, ...]) -> None:
+    kinds, source, target = case
+    columns = [FeedColumn(f"c{place}", f"k{place}", place + 1, True) for place in range(len(kinds))]
+    index = KeyIndex(table(source, kinds), columns)
+    at, rows = index.find(table(target, kinds).select(index.columns))
+    places = {tuple(comparable(value) for value in row): place for place, row in enumerate(source)}
+    keys = [tuple(comparable(value) for value in row) for row in target]
+    assert sorted(zip(at.tolist(), rows.tolist(), strict=True)) == [
+        (place, places[key]) for place, key in enumerate(keys) if key in places
+    ]
+
+
+def test_duplicate_key_in_rows_to_merge_is_an_internal_error() -> None:
+    with pytest.raises(AssertionError, match="2 rows of a merge source have 1 keys"):
+        KeyIndex(table([(1,), (1,)], [pa.int32()]), [FeedColumn("c0", "k0", 1, True)])
+
+
+# Net effects of changes to tables without a key -----------------------------------------------------
+
+MULTISET_COLUMNS = (FeedColumn("b", "b", 2, False), FeedColumn("c", "c", 3, False))
+
+
+def events(*rows: tuple[str, str, str]) -> pa.Table:
+    """Events from tuples ``("I"|"D", value, leaf)``. The hash of a row depends only on its value."""
+    table = feed_rows((op, 0, value, value) for op, value, _ in rows)
+    hashes = pa.array([ord(value) for _, value, _ in rows], pa.int64())
+    return table.append_column(HASH, hashes).append_column(LEAF, pa.array([leaf for *_, leaf in rows], pa.string()))
+
+
+def test_rows_of_each_leaf_are_netted_and_removed_separately() -> None:
+    net = net_rows(events(("D", "x", "one"), ("D", "x", "one"), ("I", "x", "two"), ("D", "y", "two")), MULTISET_COLUMNS)
+    assert net.added.select(["b", LEAF]).to_pylist() == [{"b": "x", LEAF: "two"}]
+    assert sorted(net.removed.select(["b", LEAF, COUNT]).to_pylist(), key=str) == [
+        {"b": "x", LEAF: "one", COUNT: 2},
+        {"b": "y", LEAF: "two", COUNT: 1},
+    ]
+
+
+def test_inserted_and_deleted_equal_rows_cancel_out_and_the_newest_image_remains() -> None:
+    """The helper puts three events into each transaction, so the newest image is from the second transaction."""
+    net = net_rows(
+        events(("I", "x", "a"), ("D", "x", "a"), ("I", "z", "a"), ("D", "z", "a"), ("I", "x", "a"), ("D", "y", "a")),
+        MULTISET_COLUMNS,
+    )
+    assert net.added.select(["b", COMMIT_LSN]).to_pylist() == [{"b": "x", COMMIT_LSN: 101}]
+    assert net.removed["b"].to_pylist() == ["y"]
+    # The row y is inserted once, and the row x three times. One x is deleted again.
+    net = net_rows(
+        events(("I", "x", "a"), ("D", "x", "a"), ("I", "y", "a"), ("I", "x", "a"), ("I", "x", "a")), MULTISET_COLUMNS
+    )
+    assert sorted(net.added.select(["b", COMMIT_LSN]).to_pydict()[COMMIT_LSN]) == [100, 101, 101]
+
+
+def test_removed_rows_have_no_leaf_where_the_mirror_does_not_record_it() -> None:
+    net = net_rows(events(("D", "x", "one")), MULTISET_COLUMNS, by_leaf=False)
+    assert LEAF not in net.removed.column_names
+
+
+@pytest.mark.parametrize(("gone", "came"), [("x", "y"), ("x", None), (None, "x")])
+def test_rows_with_the_same_hash_are_distinguished(gone: str | None, came: str | None) -> None:
+    table = feed_rows([("D", 0, gone, "c"), ("I", 0, came, "c")]).append_column(HASH, pa.array([7, 7], pa.int64()))
+    net = net_rows(table, MULTISET_COLUMNS)
+    assert (net.removed["b"].to_pylist(), net.added["b"].to_pylist()) == ([gone], [came])
+
+
+def test_rows_with_nan_are_equal() -> None:
+    table = feed_rows([("D", 0, "b", "c"), ("I", 0, "b", "c")]).append_column(HASH, pa.array([7, 7], pa.int64()))
+    floats = pa.array([float("nan"), float("nan")], pa.float64())
+    net = net_rows(table.set_column(table.schema.get_field_index("b"), "b", floats), MULTISET_COLUMNS)
+    assert (net.removed.num_rows, net.added.num_rows) == (0, 0)
+
+
+def test_no_events_have_no_net_effect() -> None:
+    net = net_rows(events(("D", "x", "one")).slice(0, 0), MULTISET_COLUMNS)
+    assert (net.added.num_rows, net.removed.num_rows) == (0, 0)

@@ -26,7 +26,7 @@ from pgcdc_assets.store.local import path_of
 from pgcdc_assets.structure.successor import successor
 from tests.deltatables import commit, live_files
 from tests.flow.mirrors import no_spark
-from tests.mirror.structures import ID, INT, ROWS, TEXT, A, N, T, made, numeric, rows, table
+from tests.mirror.pipeline import ID, INT, ROWS, TEXT, A, N, T, made, numeric, rows, table
 
 pytestmark = pytest.mark.spark
 

@@ -24,7 +24,7 @@ override("structure_is_listed_before_its_look", "pgcdc_assets.structure.listing:
 override("point_without_a_look", "pgcdc_assets.flow.catalogwatch:CatalogWatch.is_current",
     lambda _: property(lambda self: self._seen is not None),
     rule="no point lists a table that DDL before the point has made wrong",
-    test="tests/flow/test_look.py::test_no_point_lists_a_table_that_ddl_has_made_wrong")  # fmt: skip
+    test="tests/flow/test_catalogwatch.py::test_no_point_lists_a_table_that_ddl_has_made_wrong")  # fmt: skip
 override("points_promise_missing_messages", "pgcdc_assets.flow.messages:messages_at",
     lambda _: lambda work, lsn: lsn,
     rule="a point says that it has the messages only if the feed of messages is complete to it",

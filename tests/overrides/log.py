@@ -57,7 +57,7 @@ def _boundary_inside_a_commit_record(original: Original) -> Any:
 override("boundary_inside_a_commit_record", "pgcdc_assets.log.receive.wholetransactions:WholeTransactions._pass_begins",
     _boundary_inside_a_commit_record,
     rule="no boundary lies inside a transaction or its commit record",
-    test="tests/log/test_confirmations.py::test_no_confirmation_lies_inside_a_commit_record")  # fmt: skip
+    test="tests/log/test_positions.py::test_no_confirmation_lies_inside_a_commit_record")  # fmt: skip
 
 
 def _reported_positions_fall(_original: Original) -> Any:
@@ -72,7 +72,7 @@ def _reported_positions_fall(_original: Original) -> Any:
 override("reported_positions_fall", "pgcdc_assets.core.positions:ReportedPositions.durable",
     _reported_positions_fall,
     rule="no reported position ever goes down",
-    test="tests/core/test_positions.py::test_reported_positions_never_fall")  # fmt: skip
+    test="tests/core/test_lsn.py::test_reported_positions_never_fall")  # fmt: skip
 override("prepared_is_confirmed_unkept", "pgcdc_assets.log.batch:BatchWriter.keep",
     lambda _: lambda self, transaction, stream: None,
     rule="what is prepared is durable in the lake before the slot is confirmed past its PREPARE",
@@ -118,7 +118,7 @@ override("log_position_is_set_blindly", "pgcdc_assets.log.commit:LogWriter.commi
 override("fenced_writer_writes", "pgcdc_assets.log.commit:LogWriter._refuse_others",
     lambda _: lambda self, version: None,
     rule="the log takes nothing from a writer that another leader has shut out",
-    test="tests/log/test_fencing.py::test_receiver_that_lost_the_lake_cannot_commit")  # fmt: skip
+    test="tests/log/test_positions.py::test_receiver_that_lost_the_lake_cannot_commit")  # fmt: skip
 override("unsure_lease_writes", "pgcdc_assets.store.chainlease:ChainLease.check",
     lambda _: lambda self: None,
     rule="a process whose lease may be owned by another one writes nothing to the lake",
@@ -157,7 +157,7 @@ override("streamed_transaction_comes_twice", "pgcdc_assets.log.receive.wholetran
 override("savepoint_rollback_takes_the_whole", "pgcdc_assets.log.transactions:TransactionsInProgress.abort",
     lambda original: with_instead(original, "message.whole", "True"),
     rule="a rollback to a savepoint takes its own rows alone",
-    test="tests/log/test_transactions.py::test_abort_ends_only_its_subtransaction")  # fmt: skip
+    test="tests/log/test_spill.py::test_abort_ends_only_its_subtransaction")  # fmt: skip
 override("rolled_back_rows_are_counted", "pgcdc_assets.log.commitfacts:CommitFacts.fill",
     lambda original: with_instead(original, "self.aborted", "()"),
     rule="rows of a subtransaction that was rolled back do not count",

@@ -19,8 +19,7 @@ from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.messages import UNCHANGED, Delete, Insert, Message, OldKind, TupleData, Update, Value
 from tests.protocol import wire
-from tests.protocol.by_row import messages
-from tests.protocol.examples import EXAMPLES
+from tests.protocol.examples import EXAMPLES, messages
 
 RELATION = 0x4E4F_4B75
 """An OID whose bytes are letters of the protocol."""

@@ -19,8 +19,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from tests.conftest import SEED
 from tests.history.structure.cohort import SIZE, Cohort, played, stories
 from tests.history.structure.moves import MOVES
-from tests.history.structure.reduce import reduced
-from tests.history.structure.story import OF_COLUMNS, Story
+from tests.history.structure.story import OF_COLUMNS, Story, reduced
 
 pytestmark = pytest.mark.spark
 

@@ -55,8 +55,7 @@ from tests.defs.catalogs import catalog_of
 from tests.delta.rows import OWNER, SCHEMA, Rows
 from tests.deltatables import opened, publish_at
 from tests.history.mirror import make
-from tests.log.streams import frame, insert, relation, run_of
-from tests.log.written import START, WHO, frames_of, writer_of
+from tests.log.streams import START, WHO, frame, frames_of, insert, relation, run_of, writer_of
 from tests.property.damage import Content, damaged, damaged_json, damaged_parquet
 
 CATALOG = catalog_of(("public", "a"), ("public", "b"))

@@ -24,7 +24,7 @@ from pgcdc_assets.protocol.text.strings import elements, not_plain
 from pgcdc_assets.protocol.text.types import cast
 from pgcdc_assets.source.connect.connection import session_options
 from tests.fix_postgres import Database
-from tests.protocol.pg_types import (
+from tests.protocol.examples import (
     BOOL,
     BYTEA,
     DATE,

@@ -23,8 +23,8 @@ from pgcdc_assets.errors import RegistryUnreachable
 from pgcdc_assets.registry.hive import HiveMetastore
 from pgcdc_assets.registry.named import OWNER, NamedTable
 from pgcdc_assets.spark.session import SparkOnDemand
-from tests.ports import held_port
 from tests.registry.conftest import IDENTITY, mirror
+from tests.servers import held_port
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]

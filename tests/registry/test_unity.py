@@ -11,9 +11,9 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import RegistryRefused, RegistryUnreachable
 from pgcdc_assets.registry.named import OWNER, owner
 from pgcdc_assets.registry.unity import TOKEN, UnityCatalog
-from tests.ports import held_port
 from tests.registry.conftest import IDENTITY, mirror
 from tests.registry.unity import Served
+from tests.servers import held_port
 
 ORDERS = TableName("public", "orders")
 ENTRY = "shop.public.orders"

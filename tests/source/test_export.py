@@ -13,7 +13,7 @@ from pgcdc_assets.errors import CopyBlocked, CopyOutdated, SourceUnavailable
 from pgcdc_assets.source.snapshot import reading
 from pgcdc_assets.source.snapshot.export import _Xids, exported_snapshot
 from tests.fix_postgres import Database, fresh_database
-from tests.source.snapshots import T, copied, cut, publish, read, scalar
+from tests.source.storm import T, copied, cut, publish, read, scalar
 from tests.waiting import wait_for
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -15,11 +17,13 @@ from pgcdc_assets.errors import CopyBlocked, SlotActive, SourceNotReady
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.setup.findings import Finding, _version, matches_standby_names
+from pgcdc_assets.source.setup import findings
+from pgcdc_assets.source.setup.findings import Finding, _version, exposed, matches_standby_names
 from pgcdc_assets.source.setup.publications import inserts_name
 from pgcdc_assets.source.setup.rights import lacking_rights
 from pgcdc_assets.source.setup.setup import check_source, setup, teardown
 from pgcdc_assets.source.slot.blockers import Blocker
+from tests.deadpath import DeadPath
 from tests.fix_postgres import Database
 from tests.waiting import wait_for
 
@@ -338,3 +342,95 @@ def test_a_source_whose_commits_would_wait_for_our_slot_is_refused(
 )
 def test_each_server_version_has_its_severity(number: int, severity: str | None) -> None:
     assert [finding.severity for finding in _version(number)] == ([severity] if severity else [])
+
+
+# The connection to the source -----------------------------------------------------------------------
+
+FAR = ("db.example.org", "203.0.113.7")
+OPEN = "without encryption"
+ANOTHER = "does not check that it is the right server"
+
+
+@pytest.mark.parametrize(
+    ("address", "sslmode", "tls", "gss", "said"),
+    [
+        ("", "prefer", False, False, None),
+        ("127.0.0.1", "disable", False, False, None),
+        ("127.8.0.1", "prefer", False, False, None),
+        ("::1", "prefer", False, False, None),
+        ("::ffff:127.0.0.1", "prefer", False, False, None),
+        ("10.0.0.7", "prefer", False, False, OPEN),
+        ("203.0.113.7", "disable", False, False, OPEN),
+        ("fe80::1%eth0", "prefer", False, False, OPEN),
+        ("203.0.113.7", "prefer", True, False, ANOTHER),
+        ("203.0.113.7", "require", True, False, ANOTHER),
+        ("203.0.113.7", "verify-ca", True, False, ANOTHER),
+        ("203.0.113.7", "verify-full", True, False, None),
+        ("203.0.113.7", "prefer", False, True, None),
+    ],
+)
+def test_a_remote_source_must_be_encrypted_and_verified(
+    address: str, sslmode: str, tls: bool, gss: bool, said: str | None
+) -> None:
+    found = exposed(FAR[0], address, sslmode, tls=tls, gss=gss)
+    assert (found is None) == (said is None)
+    assert said is None or (found is not None and said in found and FAR[0] in found)
+
+
+def test_setup_does_not_warn_about_a_source_on_this_machine(database: Database) -> None:
+    with connect(database.conninfo) as conn:
+        found = check_source(conn, Settings(source=database.conninfo))
+        assert not [finding for finding in found if "is reached" in finding.what]
+
+
+def test_setup_warns_about_a_remote_source_without_encryption(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "_loopback", lambda address: False)
+    with DeadPath(database) as path, connect(path.conninfo) as conn:
+        assert conn.info.hostaddr == "127.0.0.1"
+        (found,) = [one for one in check_source(conn, Settings(source=path.conninfo)) if "is reached" in one.what]
+    assert (found.severity, found.thing) == ("warning", "source")
+    assert OPEN in found.what
+    assert "sslmode=verify-full" in found.do
+
+
+# Every role can emit logical messages, until its rights are revoked with the statements in docs/operations.md
+
+OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+EMIT = ("true, 'app', 'text'", "false, 'app', 'text'", "true, 'app', '\\x00'::bytea")
+FLUSHED = ("false, 'app', 'text', true", "false, 'app', '\\x00'::bytea, true")
+
+
+@pytest.fixture
+def roles(database: Database) -> Iterator[tuple[str, str]]:
+    names = (f"app_{secrets.token_hex(4)}", f"any_{secrets.token_hex(4)}")
+    with database.connect() as conn:
+        for name in names:
+            conn.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
+        yield names
+        for name in names:
+            conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
+
+
+def may_emit(conn: psycopg.Connection, role: str, arguments: str) -> bool:
+    with conn.transaction(force_rollback=True):
+        conn.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role)))
+        try:
+            conn.execute(f"SELECT pg_logical_emit_message({arguments})".encode())
+        except psycopg.errors.InsufficientPrivilege:
+            return False
+    return True
+
+
+def test_after_the_documented_statement_only_the_application_may_emit(
+    database: Database, roles: tuple[str, str], pg_version: int
+) -> None:
+    application, other = roles
+    (block,) = [text for text in re.findall(r"```sql\n(.*?)```", OPERATIONS, re.DOTALL) if "REVOKE EXECUTE" in text]
+    every = (*EMIT, *(FLUSHED if pg_version >= 17 else ()))
+    with database.connect() as conn:
+        assert all(may_emit(conn, other, arguments) for arguments in every)
+        conn.execute(block.replace("application", application).encode())
+        assert [may_emit(conn, application, arguments) for arguments in every] == [True] * len(every)
+        assert [may_emit(conn, other, arguments) for arguments in every] == [False] * len(every)

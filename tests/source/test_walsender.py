@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import pairwise
+from struct import pack
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pgcdc_assets.core.lsn import ZERO
-from pgcdc_assets.errors import CopyBlocked, SlotActive, SlotMissing, SourceFailed, SourceNotReady, SourceUnavailable
+from pgcdc_assets.errors import (
+    CopyBlocked,
+    ProtocolError,
+    SlotActive,
+    SlotMissing,
+    SourceFailed,
+    SourceNotReady,
+    SourceUnavailable,
+)
 from pgcdc_assets.source.connect.connection import identifier, literal
-from pgcdc_assets.source.connect.readers import LibpqReader
+from pgcdc_assets.source.connect.pluginoptions import FIRST_VERSION, Origins, PluginOptions
+from pgcdc_assets.source.connect.readers import LibpqReader, SocketReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from tests.fix_postgres import Database
+from tests.protocol.wire import connection_message as message
 
 
 @pytest.fixture
@@ -132,3 +148,163 @@ def _converse(walsender: ReplicationConnection) -> None:
         walsender.send_status(ZERO, ZERO, ZERO)
         walsender.frames.pull()
         walsender.frames.take()
+
+
+# Reads frames from a socket, on which the bytes arrive in pieces of any size and the frames are mixed with other
+# messages
+
+ENDED = pack("!cI", b"c", 4)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, SocketReader]]:
+    server, ours = socket.socketpair()
+    with server, ours, closing(SocketReader(ours.fileno(), "here")) as reader:
+        yield server, reader
+
+
+def taken(reader: SocketReader) -> list[bytes]:
+    frames = reader.take()
+    return [frames.frame(index) for index in range(len(frames))]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([b"d", b"d", b"d", b"N", b"S"]), st.binary(max_size=60)), max_size=30),
+    st.lists(st.integers(0, 2000), max_size=12),
+)
+def test_frames_do_not_depend_on_how_the_bytes_arrive(messages: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
+    data = b"".join(message(kind, body) for kind, body in messages)
+    places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    found: list[bytes] = []
+    server, ours = socket.socketpair()
+    with server, ours, closing(SocketReader(ours.fileno(), "here")) as reader:
+        for start, end in pairwise(places):
+            server.sendall(data[start:end])
+            assert reader.pull()
+            found += taken(reader)
+        while reader.held:
+            found += taken(reader)
+    assert found == [body for kind, body in messages if kind == b"d"]
+
+
+def test_a_frame_larger_than_the_buffer_is_read(pair: tuple[socket.socket, SocketReader]) -> None:
+    server, reader = pair
+    large = bytes(5_000_000)
+    data = message(b"d", b"before") + message(b"d", large) + message(b"d", b"after")
+    found: list[bytes] = []
+    sent = 0
+    while len(found) < 3:
+        sent += server.send(data[sent : sent + 100_000])
+        while reader.pull():
+            continue
+        found += taken(reader)
+    assert [len(frame) for frame in found] == [6, 5_000_000, 5]
+    assert reader.held == 0
+
+
+def test_frames_before_an_error_are_returned_before_the_error_is_raised(
+    pair: tuple[socket.socket, SocketReader],
+) -> None:
+    server, reader = pair
+    error = message(b"E", b'SERROR\0C42704\0Mreplication slot "s" does not exist\0DRow (secret)\0\0')
+    server.sendall(message(b"d", b"one") + error + message(b"Z", b"I"))
+    reader.pull()
+    assert taken(reader) == [b"one"]
+    with pytest.raises(SlotMissing) as caught:
+        reader.take()
+    assert "secret" not in str(caught.value)
+
+
+def test_frames_before_the_end_of_the_connection_are_returned_before_its_error_is_raised(
+    pair: tuple[socket.socket, SocketReader],
+) -> None:
+    server, reader = pair
+    server.sendall(message(b"d", b"one") + message(b"d", b"half")[:6])
+    server.close()
+    while reader.pull():
+        continue
+    assert taken(reader) == [b"one"]
+    with pytest.raises(SourceUnavailable):
+        reader.take()
+
+
+def test_the_end_of_the_stream_by_the_server_is_recognised(pair: tuple[socket.socket, SocketReader]) -> None:
+    server, reader = pair
+    server.sendall(message(b"d", b"one") + ENDED)
+    reader.pull()
+    assert taken(reader) == [b"one"]
+    with pytest.raises(SourceUnavailable, match="ended the stream"):
+        reader.take()
+
+
+def test_an_invalid_message_is_refused(pair: tuple[socket.socket, SocketReader]) -> None:
+    server, reader = pair
+    server.sendall(b"\x16\x03\x01\x02\x00\x01")
+    reader.pull()
+    with pytest.raises(ProtocolError):
+        reader.take()
+
+
+def test_nothing_is_lost_when_the_server_reads_late(pair: tuple[socket.socket, SocketReader]) -> None:
+    """Sending a status update never waits for the server, because the server may be waiting for the receiver to
+    read."""
+    server, reader = pair
+    status = bytes(34)
+    for _ in range(20_000):
+        reader.send(status)
+    received = bytearray()
+    while len(received) < 20_000 * 39:
+        received += server.recv(1 << 16)
+        reader.pull()
+    assert received == message(b"d", status) * 20_000
+
+
+# The options that are requested from pgoutput on each version of the server -------------------------
+
+NAMES = {"publication_names": '"p","odd, ""name"""', "messages": "true"}
+
+
+@pytest.mark.parametrize("version", [14, 15, 16, 17, 18, 19])
+def test_the_default_is_protocol_version_1(version: int) -> None:
+    assert PluginOptions.of(version) == FIRST_VERSION
+    assert FIRST_VERSION.given(["p", 'odd, "name"']) == {"proto_version": "1", **NAMES}
+
+
+@pytest.mark.parametrize(
+    ("version", "proto", "streaming"),
+    [(14, "2", "on"), (15, "3", "on"), (16, "4", "parallel"), (18, "4", "parallel"), (19, "4", "parallel")],
+)
+def test_streaming_uses_the_mode_of_the_server_version(version: int, proto: str, streaming: str) -> None:
+    options = PluginOptions.of(version, streaming=True)
+    given = options.given(["p", 'odd, "name"'])
+    assert given == {"proto_version": proto, "streaming": streaming, **NAMES}
+    assert options.parallel == (streaming == "parallel")
+    assert options.whole == FIRST_VERSION
+
+
+@pytest.mark.parametrize(("version", "proto"), [(15, "3"), (16, "4"), (18, "4")])
+def test_two_phase_does_not_require_streaming(version: int, proto: str) -> None:
+    options = PluginOptions.of(version, two_phase=True)
+    assert options.given(["p"]).items() >= {"proto_version": proto, "two_phase": "true"}.items()
+    assert "streaming" not in options.given(["p"])
+    assert options.whole == FIRST_VERSION
+
+
+def test_two_phase_is_refused_where_the_server_lacks_it() -> None:
+    with pytest.raises(SourceNotReady, match=r"PostgreSQL 14 .*; set `two_phase` to false"):
+        PluginOptions.of(14, two_phase=True)
+
+
+def test_messages_are_not_requested_by_default() -> None:
+    options = PluginOptions.of(18, streaming=True, messages=False)
+    assert "messages" not in options.given(["p"])
+    assert "messages" not in options.whole.given(["p"])
+
+
+@pytest.mark.parametrize(("version", "by_server"), [(14, False), (15, False), (16, True), (18, True)])
+def test_the_server_leaves_out_origins_where_it_can(version: int, by_server: bool) -> None:
+    options = PluginOptions.of(version, origins=Origins.NONE)
+    assert (options.given(["p"]).get("origin") == "none") == by_server
+    assert options.filters_origins is not by_server
+    # The SQL functions, which read a backlog, get the same filter.
+    assert options.whole == options

@@ -5,20 +5,35 @@ from __future__ import annotations
 
 import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from psycopg import sql
+from pyspark.sql import SparkSession
 
+from pgcdc_assets.checks.report import VerifyReport
+from pgcdc_assets.checks.verify import verify
 from pgcdc_assets.core.lsn import Lsn, LsnRange
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.flow.reports import Silent
+from pgcdc_assets.flow.requests import place_verify_request
+from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import LogicalMessage
+from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.setup.setup import check_source
 from pgcdc_assets.store.local import path_of
+from tests.fix_postgres import fresh_database
+from tests.flow.rig import Rig
 from tests.history.derived import title
 from tests.history.mirror import PlainMirror
+from tests.journal import Journal
 from tests.log.conftest import rows
 from tests.oracle import Rows, source_rows
+from tests.projectfiles import CATALOG_FILE
 from tests.versions.conftest import Received
-from tests.versions.workload import ALTERED, GENERATED_SINCE, LISTS_SINCE, TABLES
+from tests.versions.workload import ALTERED, GENERATED_SINCE, LISTS_SINCE, TABLES, Workload, make
 
 EMPTY_TRANSACTIONS_UNTIL = 14
 """The last version in which pgoutput sends Begin and Commit for transactions without published changes."""
@@ -112,3 +127,82 @@ def _raw(received: Received) -> list[bytes]:
         " 'publication_names', %s)", [received.raw, names],
     ).fetchall()  # fmt: skip
     return [bytes(data) for (data,) in found]
+
+
+# What ``setup`` reports depends on the source's version ---------------------------------------------
+
+NULLS = "has NULL in a column that was added later with a default"
+
+
+@pytest.mark.long
+@pytest.mark.versions(14, 15, 18)
+@pytest.mark.parametrize(
+    ("via_root", "key", "warned"), [("true", "", True), ("false", "", False), ("true", "PRIMARY KEY", False)]
+)
+def test_setup_warns_about_null_values_in_old_row_images(
+    version_server: EmbeddedServer, via_root: str, key: str, warned: bool
+) -> None:
+    """Setup warns only about tables without a key, because their old rows are found by all values."""
+    with fresh_database(version_server) as database, database.connect() as conn:
+        conn.execute(f"CREATE TABLE t (id int {key}, v text) PARTITION BY RANGE (id)".encode())
+        conn.execute("CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)")
+        if not key:
+            conn.execute("ALTER TABLE t REPLICA IDENTITY FULL; ALTER TABLE t1 REPLICA IDENTITY FULL")
+        conn.execute(f"CREATE PUBLICATION theirs FOR TABLE t WITH (publish_via_partition_root = {via_root})".encode())
+        settings = Settings(source=database.conninfo, slot=f"s_{database.name}", publication="theirs")
+        told = [str(finding) for finding in check_source(conn, settings) if NULLS in finding.what]
+    assert bool(told) is (warned and version_server.version < 15)
+
+
+# Setup, copy, changes and verify with the oldest and newest server ----------------------------------
+
+
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.versions(14, long=[18])
+def test_points_equal_the_source_after_copy_and_changes(
+    version_server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _whole_path(version_server, spark)
+
+
+def _whole_path(server: EmbeddedServer, spark: SparkSession) -> None:
+    with fresh_database(server) as database, database.connect() as conn:
+        settings = Settings(
+            source=database.conninfo, slot=f"s_{database.name}", tables=("-journal.*",), messages=("*",)
+        )
+        rig = Rig(settings, conn, lambda: spark, Silent())
+        work = Workload(database)
+        make(conn, server.version)
+        work.before()
+        journal = Journal.keep(conn, *TABLES)
+        rig.setup()
+        rig.sync()
+        work.rows()
+        rig.sync()
+        work.transactions()
+        report = rig.sync()
+        assert report.set_aside == []
+        assert journal.assert_published(rig.lake) >= 3
+        rig.assert_equal(*TABLES, ALTERED)
+        assert _verified(rig).ok
+        # The insert position is then after a page header, which is not the end of a record.
+        conn.execute("SELECT pg_switch_wal()")
+        assert _verified(rig).ok
+
+
+def _verified(rig: Rig) -> VerifyReport:
+    """Runs `verify`, in addition to the comparison with the journal."""
+    catalog, points = load_catalog(CATALOG_FILE), ConsistentPoints(rig.settings.layout)
+    assert catalog is not None
+    with place_verify_request(rig.settings.layout) as request:
+
+        def reach(lsn: Lsn) -> Point:
+            request.at(lsn)
+            rig.sync()
+            point = points.newest()
+            assert point is not None
+            return point
+
+        return verify(rig.settings, catalog, None, reach)

@@ -4,7 +4,7 @@ a list of steps."""
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tests.history.structure.moves import MOVES
@@ -179,3 +179,19 @@ def _tree(chance: random.Random, moves: Sequence[str]) -> Iterator[str]:
     if chance.random() < 0.3:
         yield "rollback to"
     yield chance.choice(("commit", "commit", "rollback"))
+
+
+def reduced(story: Story, fails: Callable[[Story], bool]) -> Story:
+    """Returns a shorter story that still fails. Each try executes a story, which takes seconds."""
+    for part in reversed(range(len(story.parts))):
+        length = len(story.parts[part])
+        while length:
+            start = 0
+            while start < len(story.parts[part]):
+                shorter = story.without(part, range(start, start + length))
+                if fails(shorter):
+                    story = shorter
+                else:
+                    start += length
+            length //= 2
+    return story
