@@ -180,7 +180,7 @@ MISTAKES = (
             ("source: has wal_level = replica, and a new value that is not in effect yet", "restart the server"),
             ("ALTER SYSTEM",)),
     Mistake("REPLICATION", lambda r: r.source(user=r.role, password=SECRET), "setup", 1,
-            ("lacks the attribute REPLICATION", "ALTER ROLE {role} REPLICATION;")),
+            ("may not replicate", "ALTER ROLE {role} REPLICATION;")),
     Mistake("SELECT", _few_rights, "setup", 1,
             ("public.a, public.b: may not be read by role", "\n    GRANT SELECT ON TABLE public.a TO {role};\n",
              "\n    GRANT SELECT ON TABLE public.b TO {role};\n", "`pgcdc setup --sql`"), ("REPLICATION;",)),

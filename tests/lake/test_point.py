@@ -218,7 +218,7 @@ def test_tables_whose_names_differ_by_case_are_not_views_together(tmp_path: Path
     tables = {TableName("public", name): pa.table({"id": [number]}) for number, name in enumerate(("Orders", "orders"))}
     written_tables(Location.of(tmp_path), tables)
     at = Lake(tmp_path).at()
-    refused = r'public\.orders: cannot be a view together with public\."Orders": .*; read only one of the two'
+    refused = r'public\.orders: cannot be a view together with public\."Orders", .*; read only one of the two'
     with pytest.raises(LakeError, match=refused):
         at.duckdb()
     with pytest.raises(LakeError, match=refused):

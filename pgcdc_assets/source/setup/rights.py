@@ -73,7 +73,7 @@ def rights_findings(
     found: list[Finding] = []
     if not may_replicate:
         found.append(
-            Finding("error", thing, "lacks the attribute REPLICATION", sql=(f"ALTER ROLE {name} REPLICATION;",))
+            Finding("error", thing, "may not replicate", sql=(f"ALTER ROLE {name} REPLICATION;",))
         )
     if not may_connect:
         found.append(Finding("error", thing, f"may not connect to database {database}",
