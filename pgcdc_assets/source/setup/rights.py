@@ -72,9 +72,7 @@ def rights_findings(
     thing, name = f"role {role}", quoted_role(conn, role)
     found: list[Finding] = []
     if not may_replicate:
-        found.append(
-            Finding("error", thing, "may not replicate", sql=(f"ALTER ROLE {name} REPLICATION;",))
-        )
+        found.append(Finding("error", thing, "may not replicate", sql=(f"ALTER ROLE {name} REPLICATION;",)))
     if not may_connect:
         found.append(Finding("error", thing, f"may not connect to database {database}",
                              sql=(f"GRANT CONNECT ON DATABASE {database} TO {name};",)))  # fmt: skip
