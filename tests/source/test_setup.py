@@ -397,7 +397,7 @@ def test_setup_warns_about_a_remote_source_without_encryption(
 
 # Every role can emit logical messages, until its rights are revoked with the statements in docs/operations.md
 
-OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+OUTBOX = (Path(__file__).parents[2] / "docs" / "guides" / "outbox.md").read_text()
 EMIT = ("true, 'app', 'text'", "false, 'app', 'text'", "true, 'app', '\\x00'::bytea")
 FLUSHED = ("false, 'app', 'text', true", "false, 'app', '\\x00'::bytea, true")
 
@@ -427,7 +427,7 @@ def test_after_the_documented_statement_only_the_application_may_emit(
     database: Database, roles: tuple[str, str], pg_version: int
 ) -> None:
     application, other = roles
-    (block,) = [text for text in re.findall(r"```sql\n(.*?)```", OPERATIONS, re.DOTALL) if "REVOKE EXECUTE" in text]
+    (block,) = [text for text in re.findall(r"```sql\n(.*?)```", OUTBOX, re.DOTALL) if "REVOKE EXECUTE" in text]
     every = (*EMIT, *(FLUSHED if pg_version >= 17 else ()))
     with database.connect() as conn:
         assert all(may_emit(conn, other, arguments) for arguments in every)
