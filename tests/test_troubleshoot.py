@@ -20,7 +20,7 @@ def texts(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
         elif isinstance(node, ast.JoinedStr):
-            yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
 
 
 def fragments() -> list[str]:
