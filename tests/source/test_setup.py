@@ -395,7 +395,7 @@ def test_setup_warns_about_a_remote_source_without_encryption(
     assert "sslmode=verify-full" in found.do
 
 
-# Every role can emit logical messages, until its rights are revoked with the statements in docs/operations.md
+# Every role can emit logical messages, until its rights are revoked with the statements in docs/guides/outbox.md
 
 OUTBOX = (Path(__file__).parents[2] / "docs" / "guides" / "outbox.md").read_text()
 EMIT = ("true, 'app', 'text'", "false, 'app', 'text'", "true, 'app', '\\x00'::bytea")
