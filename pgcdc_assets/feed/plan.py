@@ -27,6 +27,8 @@ class Followed:
     """The table with the columns of its snapshot copy, and the columns that were added since the copy."""
     after: Lsn
     """The table's ``replay_lsn``. Transactions that commit below this LSN are not needed."""
+    unchanged_from: Lsn | None = None
+    """No transaction between this LSN and ``after`` changed the table. None means the same as ``after``."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class FeedPlan:
     feed: FeedTable
     after: Lsn
     """The LSN at which the table's part of the span begins."""
+    unchanged_from: Lsn
+    """See :attr:`Followed.unchanged_from`."""
     todo: LsnRange | None
     """The range to derive; None if the feed already contains everything. It may be larger than the span, because whole
     files are replaced."""
@@ -70,7 +74,8 @@ def planned(
         mine = placed.get(entry.table.name, _Placed())
         reading = _Reading.of(reach, entry.table, mine, past=again)
         with contained() as failed:
-            plan = _plan(feeds, reach, after, mine, reading, again=again)
+            unchanged_from = min(after, after if entry.unchanged_from is None else entry.unchanged_from)
+            plan = _plan(feeds, reach, after, unchanged_from, mine, reading, again=again)
             if plan.todo is not None and not reach.lsns.start <= plan.todo.start <= plan.todo.end <= reach.lsns.end:
                 plan = _widened(feeds, span.part(plan.todo), router, entry, plan)
             plans.append(plan)
@@ -79,7 +84,9 @@ def planned(
     return plans, failures
 
 
-def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, reading: _Reading, *, again: bool) -> FeedPlan:
+def _plan(
+    feeds: Feeds, reach: LogSpan, after: Lsn, unchanged_from: Lsn, placed: _Placed, reading: _Reading, *, again: bool
+) -> FeedPlan:
     # An earlier transform may have derived changes with new columns that were never applied. If the feed were opened
     # for the table without these columns, it would seem empty, and its rows would be derived a second time.
     feed = feeds.open(reading.table)
@@ -91,6 +98,7 @@ def _plan(feeds: Feeds, reach: LogSpan, after: Lsn, placed: _Placed, reading: _R
         reading.table,
         feed,
         after,
+        unchanged_from,
         todo,
         replaced,
         frozenset(placed.relations),

@@ -179,9 +179,15 @@ class FeedTable(DeltaFeed):
         wider, files = self._replaced(span)
         return wider, tuple(file.path for file in files)
 
-    def commit(self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = ()) -> None:
-        """Adds ``files``, the changes of ``span``, and removes the ``replaced`` files, in one Delta commit."""
+    def commit(
+        self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = (), unchanged_from: Lsn | None = None
+    ) -> None:
+        """Adds ``files``, the changes of ``span``, and removes the ``replaced`` files, in one Delta commit.
+        ``unchanged_from``: the mirror records no change between this LSN and the span. A feed that was emptied may have
+        lost changes there that had no effect on the mirror."""
         covered = self.covered
+        if unchanged_from is not None and (self._delta is None or covered.end):
+            span = LsnRange(min(span.start, unchanged_from), span.end)
         delta = self._prepared()
         if span.start <= covered.end and span.end >= covered.start:
             span = LsnRange(min(covered.start, span.start), max(covered.end, span.end))

@@ -94,7 +94,7 @@ def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, w
             return FeedPart(plan.table, LsnRange(plan.after, plan.after), (), ended)
         if files or plan.replaced:
             written.append(feed.path)
-            feed.commit(files, LsnRange(min(plan.todo.start, end), end), plan.replaced)
+            feed.commit(files, LsnRange(min(plan.todo.start, end), end), plan.replaced, plan.unchanged_from)
     if ended is not None and ended.lsn >= span_end:
         ended = None  # This end is above the span. A later transform finds it again.
     end = span_end if ended is None else ended.lsn

@@ -42,7 +42,7 @@ def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepo
             asked.setdefault((LsnRange(start, end), True), []).append(Followed(entry.table, start))
         if entry.replay_lsn < span.end:
             asked.setdefault((LsnRange(entry.replay_lsn, span.end), False), []).append(
-                Followed(entry.table, entry.replay_lsn)
+                Followed(entry.table, entry.replay_lsn, entry.unchanged_from)
             )
     turns: dict[TableName, TableTurn] = {}
     for (part_of, again), followed in asked.items():

@@ -135,7 +135,7 @@ class TablesProgress:
             what = f"is at {held.replay_lsn}, but the log begins at {self._standings.log_begins}"
             raise NotRepairable(what, thing=f"mirror {name}", lsn=held.replay_lsn, do=copied_anew)
         return replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=held.version,
-                       reason=None)  # fmt: skip
+                       unchanged_from=held.recorded, reason=None)  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
         """Have this or a later run copy the table again. Its mirror is wrong at ``lsn``, and maybe at lower LSNs."""
@@ -185,6 +185,7 @@ class TablesProgress:
             table=table or entry.table,
             replay_lsn=max(entry.replay_lsn, replay_lsn),
             version=entry.version if version is None else version,
+            unchanged_from=(entry.unchanged_from or entry.replay_lsn) if version is None else None,
         )
 
     def columns_came(self, name: TableName, columns: Marks, position: Callable[[], Lsn]) -> Lsn:
@@ -263,7 +264,7 @@ class TablesProgress:
             )
         passed(FaultPoint.RENAME_RECORDED)
         self._tables[name] = replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=version,
-                                     reshaping=False, former=None)  # fmt: skip
+                                     unchanged_from=held.recorded, reshaping=False, former=None)  # fmt: skip
         return True
 
     def unchanged(self, name: TableName, now: Table) -> None:

@@ -61,7 +61,7 @@ class Standings:
             return TableRecord(table, TableState.WAITING)
         shape = self._as_followed(row, row.table, held)
         if row.state is TableState.SET_ASIDE:
-            return TableRecord(shape, row.state, held.replay_lsn, held.version, row.reason)
+            return TableRecord(shape, row.state, held.replay_lsn, held.version, held.recorded, row.reason)
         if not self.in_log(held):
             # The table was copied under an earlier log. Or the log above the mirror's position was deleted while the
             # table was not followed.
@@ -69,7 +69,7 @@ class Standings:
         # If `held.unlisted`, the run that changed the mirror's name or structure ended before it made a point. The LSN
         # of the change is not stored, so the next catalog check sets `listed_from`.
         listed_from = None if held.unlisted else ZERO
-        return TableRecord(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, row.reason,
+        return TableRecord(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, held.recorded, row.reason,
                            listed_from=listed_from)  # fmt: skip
 
     def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:

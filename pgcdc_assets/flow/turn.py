@@ -88,7 +88,7 @@ def _derive_and_apply(
     work: Work, changed: Sequence[TableRecord], span: LogSpan, router: Router
 ) -> tuple[list[TableTurn], set[TableName], dict[str, float]]:
     upto, started = span.lsns.end, time.monotonic()
-    followed = [Followed(entry.table, entry.replay_lsn) for entry in changed]
+    followed = [Followed(entry.table, entry.replay_lsn, entry.unchanged_from) for entry in changed]
     parts = transform(work.session(), span, work.feeds, followed, router=router)
     derived = time.monotonic()
     known = {entry.table.name: entry.table for entry in changed}

@@ -66,6 +66,8 @@ class Generation:
     """The effective position: the mirror's own recorded position, or the LSN of the newest point that lists this
     generation, whichever is larger."""
     version: int
+    recorded: Lsn
+    """The mirror's own recorded position. No change above it, and up to ``replay_lsn``, has an effect on its rows."""
     oid: int | None = None
     """OID of the source table whose rows the generation holds; None if the mirror does not record the OID."""
     followed: Table | None = None

@@ -4,7 +4,7 @@
 |---|---|---|
 | ``table`` | with the state | the copy; a change of structure; new columns that rows contained |
 | ``state``, ``reason`` | with the state (``core/states.py``) | each change of the state |
-| ``replay_lsn``, ``version`` | in the mirror | the copy and each turn |
+| ``replay_lsn``, ``version``, ``unchanged_from`` | in the mirror | the copy and each turn |
 | ``unread`` | no | the turn; the next catalog check clears it |
 | ``reshaping`` | no | the begin and the end of a change of structure or name |
 | ``refused``, ``since_columns``, ``columns``, ``reported`` | no | the catalog check |
@@ -52,6 +52,9 @@ class TableRecord:
     """All changes of the table by transactions with a commit below this LSN are applied to the mirror."""
     version: int = -1
     """The mirror's version at ``replay_lsn``."""
+    unchanged_from: Lsn | None = None
+    """The log has no change between this LSN and ``replay_lsn`` that the mirror records. None: the same as
+    ``replay_lsn``."""
     reason: str | None = None
     """Why the table is set aside or waits, or that another writer changed rows of its mirror."""
     refused: bool = False

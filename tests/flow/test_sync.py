@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
+from pgcdc_assets import Lake
 from pgcdc_assets.checks.documents import InProgressDocument
 from pgcdc_assets.checks.lake_facts import read_tables
 from pgcdc_assets.checks.positions import positions
@@ -79,6 +80,26 @@ def test_stream_abort_messages_are_skipped(rig: Rig) -> None:
     assert (report.transactions, report.rows) == (1, 100)
     assert (report.stream_aborts > 0) == (rig.conn.info.server_version >= 180000)
     rig.assert_equal()
+
+
+@pytest.mark.parametrize("copy_again", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_consumer_of_changes_meets_no_gap_where_the_table_did_not_change(rig: Rig, copy_again: bool) -> None:
+    """Other tables change first. Points then move on, and the table's mirror and feed get no commit."""
+    rig.started()
+    if copy_again:
+        rig.conn.execute("DELETE FROM t WHERE id = 50")
+        rig.sync()
+        rig.engine().sync(Bounds(), copy_anew=[T])
+    lake, done = Lake(rig.lake), newest(rig).replay_lsn
+    for number in (1, 2):
+        rig.conn.execute("UPDATE u SET v = v + 1")
+        rig.sync()
+        rig.conn.execute("UPDATE t SET v = 'new' WHERE id = %s", [number])
+        rig.sync()
+        point = lake.at()
+        changes = [row for part in point.changes(T, done) for row in part.to_pylist()]
+        assert [(row["_pgcdc_op"], row["id"]) for row in changes] == [("update_postimage", number)]
+        done = point.lsn
 
 
 def test_ranges_of_several_syncs_are_contiguous_and_complete(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

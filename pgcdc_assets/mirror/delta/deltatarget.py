@@ -62,8 +62,8 @@ class DeltaTarget:
         if snapshot_lsn is None:
             return None
         replay_lsn = mirror.effective_replay_lsn(self._points) or snapshot_lsn
-        unlisted = mirror.unlisted(self._points)
-        return Generation(snapshot_lsn, replay_lsn, mirror.version, mirror.oid, mirror.followed, unlisted)
+        recorded, unlisted = mirror.replay_lsn or snapshot_lsn, mirror.unlisted(self._points)
+        return Generation(snapshot_lsn, replay_lsn, mirror.version, recorded, mirror.oid, mirror.followed, unlisted)
 
     def version(self, name: TableName) -> int:
         return self._mirrors.open(name).version
