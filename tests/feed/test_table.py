@@ -27,13 +27,13 @@ WIDE = replace(NARROW, columns=(*NARROW.columns, Column(2, "v", PgType(25, "text
 FILES = 12
 
 
-def _derive(layout: Layout, table: Table, number: int, **row: Any) -> None:
+def _derive(layout: Layout, table: Table, number: int, unchanged_from: Lsn | None = None, **row: Any) -> None:
     """Derives one turn with a single change at LSN 10 × number. It covers the 10 bytes from there."""
     at, feed = 10 * number, Feeds(layout, WHO).open(table)
     writer = FeedWriter(layout.changes(table.name), 0, 2)
     values = {"_pgcdc_op": "insert", "_pgcdc_commit_lsn": at, "_pgcdc_ordinal": 1, "id": number, **row}
     writer.write(pa.Table.from_pylist([values], feed_schema(table)), odd_keys=number == 3)
-    feed.commit([writer.close()], LsnRange(Lsn(at), Lsn(at + 10)))
+    feed.commit([writer.close()], LsnRange(Lsn(at), Lsn(at + 10)), unchanged_from=unchanged_from)
 
 
 @pytest.fixture
@@ -114,3 +114,18 @@ def test_opening_a_feed_again_reads_only_later_commits(layout: Layout, monkeypat
     with reads_of_commits(monkeypatch) as all_of_them:
         Feeds(layout, WHO).open(WIDE)
     assert len(read) == 2 < len(all_of_them)
+
+
+def test_a_feed_covers_the_time_in_which_its_table_did_not_change(tmp_path: Path) -> None:
+    layout = Layout.of(tmp_path)
+
+    def covered(number: int, unchanged_from: int, table: Table = NARROW) -> tuple[int, int]:
+        _derive(layout, table, number, Lsn(unchanged_from))
+        found = Feeds(layout, WHO).open(table).covered
+        return found.start, found.end
+
+    assert covered(2, 5) == (5, 30), "the first change after a copy at 5"
+    assert covered(6, 25) == (5, 70)
+    assert covered(12, 100) == (100, 130), "a new copy at 100"
+    changed = replace(NARROW, lineage=Lineage(1, 1, 150))
+    assert covered(20, 150, changed) == (200, 210), "the feed was emptied, and changes below may be lost"

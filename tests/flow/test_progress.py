@@ -436,3 +436,15 @@ def test_catalog_check_keeps_the_state_of_a_copy_that_starts_during_the_check(pr
     progress.note_columns([B], begins)
     begins.thread.join()
     assert progress[B.name].state is TableState.COPYING
+
+
+def test_a_table_is_unchanged_since_the_position_that_its_mirror_records(tmp_path: Path) -> None:
+    """Also in a later run. The published point is higher, because other tables have changed."""
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    both_published(layout, catalog, Lsn(30))
+    progress = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    found = []
+    for lsn, version in ((30, None), (50, None), (60, 7), (70, None), (80, None)):
+        progress.moved(A.name, Lsn(lsn), version)
+        found.append((progress[A.name].replay_lsn, progress[A.name].unchanged_from))
+    assert found == [(30, 20), (50, 20), (60, None), (70, 60), (80, 60)]
