@@ -40,7 +40,7 @@ def _derive(layout: Layout, table: Table, number: int, unchanged_from: Lsn | Non
 def layout(tmp_path: Path) -> Layout:
     layout = Layout.of(tmp_path)
     for number in range(FILES - 1):
-        _derive(layout, NARROW, number, **({"_pgcdc_unchanged": [5]} if number == 4 else {}))
+        _derive(layout, NARROW, number, _pgcdc_unchanged=[5] if number == 4 else None)
     _derive(layout, WIDE, FILES - 1, v="new column")
     return layout
 
