@@ -6,8 +6,10 @@ import dagster as dg
 from dagster_dbt import DbtCliResource, DbtProject, dbt_assets
 
 DBT = DbtProject(project_dir=Path(__file__).parents[3] / "dbt")
-DBT.prepare_if_dev()
-if not DBT.manifest_path.exists():
+
+# Every process of a run loads this file, and `dbt parse` takes seconds. So it runs only if the models have changed.
+CHANGED = max(path.stat().st_mtime for path in Path(DBT.project_dir, "models").rglob("*"))
+if not DBT.manifest_path.exists() or DBT.manifest_path.stat().st_mtime < CHANGED:
     DBT.preparer.prepare(DBT)
 
 
