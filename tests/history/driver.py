@@ -20,7 +20,7 @@ from pgcdc_assets import Lake
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import NotRepairable
+from pgcdc_assets.errors import NotReached, NotRepairable
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.reports import Silent, SyncReport
@@ -39,6 +39,7 @@ from tests.journal import Journal, published
 from tests.netchanges import assert_net_change, assert_undone
 from tests.projectfiles import CATALOG_FILE
 from tests.receiving import run_to
+from tests.waiting import wait_for
 
 SECONDS = 200.0
 """The longest duration of one sync in seconds."""
@@ -158,12 +159,38 @@ def play(at: Project, history: History) -> None:
         at.workload.release()
         event(f"{doing.kind}{' beside writes' if beside else ''}")
         _DOINGS[doing.kind](at, doing, beside)
+        _assert_arrived(at, doing)
     at.workload.finish(random.Random(1))
-    written = at.position("pg_current_wal_flush_lsn()")
-    at.sync()
+    written = at.insert_position()
+    wait_for(lambda: at.position("pg_current_wal_flush_lsn()") >= written, what="the source's WAL writer")
+    beside_it(at.sync, lambda: _read_own_writes(at, written))
     at.assert_now()
     assert at.journal.assert_published(at.lake) > 0
     _read(at, written)
+
+
+def _assert_arrived(at: Project, doing: Doing) -> None:
+    """Waits, without patience, for some positions that the source had after recent commits. If `wait` returns a point
+    below such a position, no table of the point may have changed between the two."""
+    lake, commits, recent = Lake(at.lake), at.journal.commits(), at.workload.positions[-12:]
+    for lsn in random.Random(doing.pick).sample(recent, min(3, len(recent))):
+        try:
+            point = lake.wait(lsn, timeout=0)
+        except NotReached:
+            event("wait: not reached")
+            continue
+        event(f"wait: returns a point {'below' if point.lsn < lsn else 'at or above'} the position")
+        for spec in at.specs:
+            if point.lsn < lsn and TableName(spec.schema, spec.name) in point.tables:
+                then, now = (at.journal.rows_at(spec.title, upto, commits) for upto in (point.lsn, lsn))
+                assert then == now, f"{spec.title} has changed between the point {point.lsn} and {Lsn(lsn)}"
+
+
+def _read_own_writes(at: Project, written: int) -> None:
+    """Waits while a sync runs, as a reader does after its COMMIT, and compares the rows that it then reads."""
+    point = Lake(at.lake).wait(written, SECONDS)
+    versions = {spec.title: point.versions[TableName(spec.schema, spec.name)] for spec in at.specs}
+    at.journal.assert_equal_at(at.lake, written, versions, at.journal.commits())
 
 
 def _read(at: Project, written: int) -> None:
