@@ -30,7 +30,7 @@ QUESTIONS = {
     "RDS": "guides/managed_postgresql.html",
     "DuckDB": "guides/read_mirrors.html",
     "an hour ago": "guides/read_mirrors.html",
-    "Which alarm": "guides/alarms.html",
+    "an alarm mean": "guides/alarms.html",
     "own Dagster project": "guides/own_dagster.html",
     "two databases": "guides/own_dagster.html",
     "ALTER TABLE": "guides/schema_changes.html",
