@@ -83,13 +83,13 @@ class WrongLake(SettingsError):
 
 
 class BadRange(UsageError):
-    """A text or partition key is not an LSN range. Write the range as ``X/Y..X/Y``, or use a partition key that Dagster
-    shows."""
+    """A text is not an LSN range. Write the range as ``X/Y..X/Y``, or use the key of a partition of the asset
+    ``change_log`` in Dagster."""
 
 
 class RangeGap(PgcdcError):
-    """The LSN ranges have a gap: the log lacks a part of a range, a range is not registered, or the ranges are not
-    adjacent. Choose adjacent ranges that the change log contains."""
+    """The LSN ranges have a gap: the change log lacks a part of a range, a range is not a partition in Dagster, or the
+    ranges are not adjacent. Choose adjacent ranges that the change log contains."""
 
 
 class UnknownTable(PgcdcError):
@@ -111,8 +111,8 @@ class MachineError(PgcdcError):
 
 
 class StoreFailed(MachineError):
-    """The object store refuses a request or does not answer. No file is damaged. Check its address, the credentials and
-    the network, and run the command again."""
+    """The object store refuses a request or does not answer. No file is damaged. Check the store's address, the
+    credentials and the network, and run the command again."""
 
     advice = "nothing is lost: the next run continues where this one stopped"
     passing = False
@@ -120,8 +120,8 @@ class StoreFailed(MachineError):
 
 
 class UnknownFormat(PgcdcError):
-    """A change log, ledger or saved catalog has a format that this version of pgcdc does not read. Use the version that
-    wrote it, or start again with a new lake."""
+    """A file of the lake, or the saved catalog, has a format that this version of pgcdc does not read. Use the version
+    of pgcdc that wrote it, or start again with a new lake."""
 
     advice = (
         "use the version of pgcdc that wrote it, or run `pgcdc teardown --lake` with that version "
@@ -193,8 +193,8 @@ class SlotMissing(PgcdcError):
 
 
 class SlotLost(PgcdcError):
-    """The source has invalidated the slot and removed WAL that the slot needs. Changes are lost, so a new slot and new
-    copies are necessary. Raise ``max_slot_wal_keep_size`` to avoid this."""
+    """The source has invalidated the slot and removed WAL that the slot needs. Changes are lost. Create a new slot and
+    copy all tables again, as the message says. To avoid this, raise ``max_slot_wal_keep_size``."""
 
 
 class SlotActive(PgcdcError):
@@ -215,8 +215,8 @@ class PreparedLost(PgcdcError):
 
 
 class IdentityMismatch(PgcdcError):
-    """The source's system, database, slot or timeline is not the one in the change log. Set ``source`` and ``lake`` to
-    the matching ones."""
+    """The change log was received from a different source: its system, database, slot or timeline differs. Set
+    ``source`` and ``lake`` to the source and the lake of the same project."""
 
 
 class LogAhead(PgcdcError):
@@ -225,7 +225,7 @@ class LogAhead(PgcdcError):
 
 
 class EmptyPublication(PgcdcError):
-    """The publication lists no table, does not exist, or was missing for some time. Add the tables to it, or run
+    """The publication lists no table, does not exist, or did not exist for some time. Add the tables to it, or run
     ``pgcdc setup``."""
 
 
@@ -252,13 +252,12 @@ class ProtocolError(PgcdcError):
 
 
 class LogCorrupt(PgcdcError):
-    """A file of the change log is missing, damaged, or differs from its commit. Restore the file, or start again with a
-    new lake."""
+    """A file of the change log is missing, damaged, or not as its commit describes it. Restore the file, or start again
+    with a new lake."""
 
 
 class LogConflict(PgcdcError):
-    """Another writer has changed the change log while this process was writing. Let only one project write to a
-    lake."""
+    """Another writer changed the change log while this process wrote to it. Let only one project write to a lake."""
 
 
 class ReceiverDied(PgcdcError):
@@ -280,19 +279,20 @@ class SparkDied(PgcdcError):
 
 
 class LakeError(PgcdcError):
-    """A mirror, feed or consistent point in the lake is missing, damaged, or not as expected. A new copy of the table
-    with ``pgcdc snapshot`` repairs a mirror."""
+    """A mirror, feed or consistent point in the lake is missing, damaged, or not as expected. To repair a mirror, copy
+    its table again with ``pgcdc snapshot``."""
 
 
 class NotReached(LakeError):
-    """The lake did not reach an LSN in the given time. Check with ``pgcdc status`` that a sync runs, or wait longer."""
+    """The lake did not reach the requested LSN in the given time. Check with ``pgcdc status`` that a sync runs, or wait
+    longer."""
 
     retryable = True
 
 
 class FeedGap(LakeError):
-    """A change feed lacks changes above the requested LSN. Read the mirror at a consistent point, and continue at its
-    LSN."""
+    """A change feed lacks changes above the requested LSN. Read the mirror at a consistent point, and continue at the
+    point's LSN."""
 
 
 class RegistryUnreachable(PgcdcError):
@@ -317,7 +317,7 @@ class CommitLost(LakeError):
 
 class TornLog(LakeError):
     """A commit or a checkpoint of a Delta log is incomplete, for example after a power cut. Run ``pgcdc sync``, which
-    moves it aside if no consistent point needs it."""
+    moves the incomplete file aside if no consistent point needs it."""
 
     advice = (
         "the next `pgcdc sync` moves it aside if no consistent point needs it; otherwise restore the file, or move the "
