@@ -164,7 +164,10 @@ def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int])
     for app_id, version in positions.items():
         stands = table.positions.get(app_id)
         if stands is not None and (stands > version or (stands == version and mode == "append")):
-            raise LakeError(f"is at {stands} of {app_id}, not below {version}", thing=str(table.folder))
+            raise LakeError(
+                f"already records {stands} for {app_id}, so this commit cannot record {version}",
+                thing=str(table.folder),
+            )
 
 
 def now_ms() -> int:
@@ -241,8 +244,8 @@ def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
     reason = unfit(table, vectors=vectors)
     if reason is not None:
         raise LakeError(reason, thing=f"Delta table {table.folder}",
-                        do="drop the feature (ALTER TABLE ... DROP FEATURE), or move it away and copy the "
-                           "table again")  # fmt: skip
+                        do="drop the feature (ALTER TABLE ... DROP FEATURE), or move the table away "
+                           "and copy it again")  # fmt: skip
 
 
 def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
@@ -250,7 +253,11 @@ def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
     odd = sorted(table.features - FEATURES)
     if odd:
         return f"has a table feature that pgcdc cannot write: {', '.join(odd)}"
-    return "no longer has deletion vectors" if vectors and "deletionVectors" not in table.features else None
+    return (
+        "no longer has the table feature deletionVectors"
+        if vectors and "deletionVectors" not in table.features
+        else None
+    )
 
 
 def settle(folders: Iterable[Location]) -> None:

@@ -263,7 +263,7 @@ class DeltaLog:
         if self._version is None and self._number >= 0:
             replay = self._replay
             if not isinstance(replay.metadata.get("configuration") or {}, dict) or not replay.metadata:
-                raise LakeError("has a log without its columns", thing=f"Delta table {self.folder}")
+                raise LakeError("has a Delta log that lacks the table's columns", thing=f"Delta table {self.folder}")
             self._version = DeltaVersion(self.folder, self._number, replay.protocol, replay.metadata,
                                          dict(replay.positions), tuple(replay.files.values()))  # fmt: skip
         return self._version

@@ -50,7 +50,7 @@ def commit_actions(log: Location, number: int) -> list[Action]:
     and TornLog if the commit is incomplete."""
     actions = commit_if_there(log, number)
     if actions is None:
-        raise LakeError("lacks a commit that its versions need", thing=str(log / commit_name(number)))
+        raise LakeError("is missing, but versions of the table need this commit", thing=str(log / commit_name(number)))
     return actions
 
 
@@ -69,7 +69,7 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
     if (ended and engine.startswith(_SEPARATES_LINES)) or (not ended and engine.startswith(_ENDS_LINES)):
         raise torn(path, "its last line is incomplete")
     if ACTIONS in info and str(info[ACTIONS]) != str(len(actions)):
-        raise torn(path, f"it has {len(actions)} actions of {info[ACTIONS]}")
+        raise torn(path, f"it has only {len(actions)} of {info[ACTIONS]} actions")
     return actions
 
 

@@ -92,7 +92,9 @@ def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> I
         raise _told(error, kind, payload, route, encoding) from None
     old = found.get("O") or found.get("K")
     if "O" in found and "K" in found:
-        raise ProtocolError("old tuples of both kinds arrived under one Relation message", thing=str(route.shape.table))
+        raise ProtocolError(
+            "key tuples (K) and old tuples (O) arrived under one Relation message", thing=str(route.shape.table)
+        )
     if kind == "I":
         yield from _inserts(found["N"], route)
     elif not route.keyed and not route.table.multiset:

@@ -177,7 +177,9 @@ def derived(
     files = _written(folder, counted())
     held = _held(span)
     if held is not None and held != count:
-        raise LakeError(f"the log holds {held} messages in {span.lsns}, of which {count} were taken", thing="messages")
+        raise LakeError(
+            f"the log has {held} messages in {span.lsns}, but {count} were written to the feed", thing="messages"
+        )
     return files, MessagesTaken(count, size)
 
 
@@ -244,7 +246,7 @@ def read_messages(layout: Layout, span: LsnRange, stood: Lsn, commits: Sequence[
         raise LakeError("does not exist", thing=f"feed {layout.messages}")
     stands = Lsn(max(delta.positions.values(), default=0))
     if stands < stood:
-        raise LakeError(f"is at {stands}, but a consistent point recorded it at {stood}",
+        raise LakeError(f"ends at {stands}, but a consistent point recorded its end as {stood}",
                         thing=f"feed {layout.messages}")  # fmt: skip
     files = [
         file for file in delta.files if (bounds := bounds_of(file, ORDER_LSN))[0] < span.end and bounds[1] >= span.start

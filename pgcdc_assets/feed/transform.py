@@ -170,7 +170,9 @@ def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done:
         outcome = done.setdefault(name, _Outcome())
         held = sum(of[relation].total() for relation in router.relations(name) & of.keys())
         if outcome.ended is None and held != outcome.taken:
-            reason = f"the log holds {held} rows of it in {plan.todo}, of which {outcome.taken} were taken"
+            reason = (
+                f"the log has {held} rows of the table in {plan.todo}, but {outcome.taken} were written to the feed"
+            )
             outcome.ended = FeedEnd(plan.todo.start, reason)
 
 

@@ -82,7 +82,7 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
     for name in tables:
         unread = work.progress[name].unread
         if unread is not None:
-            raise NotRepairable(f"rows have another structure: {unread.what}", thing=str(name),
+            raise NotRepairable(f"rows have another structure than the mirror: {unread.what}", thing=str(name),
                                 lsn=work.progress[name].replay_lsn,
                                 do="run `pgcdc sync`, which checks the source's catalog")  # fmt: skip
     return _report(work, span, turns)

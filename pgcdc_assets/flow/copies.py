@@ -216,7 +216,7 @@ class Copies:
                 continue
             new = self._work.progress.not_copied(name, failure.what)
             if self._rounds[name] < COPY_ROUNDS and not isinstance(failure, RightLacking):
-                self._say(f"again, because {failure.thing} {failure.what}", name)
+                self._say(f"copied again, because {failure.thing} {failure.what}", name)
                 again.add(name)
             elif not self._follow:
                 if name in self._work.progress:

@@ -226,7 +226,7 @@ class Engine:
                 self._note_put_aside(folder, aside)
 
     def _note_put_aside(self, folder: Location | str, names: tuple[str, ...]) -> None:
-        text = f"{folder}: {len(names)} files of its Delta log were incomplete, from {names[0]} on; moved aside"
+        text = f"{folder}: its Delta log is incomplete from {names[0]} on; {len(names)} files were moved aside"
         self._observer.progress("recover", text)
 
     def _saved_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
@@ -236,7 +236,7 @@ class Engine:
             raise IdentityMismatch(
                 f"is database {found.database} of system {found.system_identifier}, but this project was set up for "
                 f"database {saved.identity.database} of system {saved.identity.system_identifier}", thing="source",
-                do="set `source` to that database, or set up the other one in a separate folder",
+                do="set `source` to that database, or set up the other database in a separate folder",
             )  # fmt: skip
         return saved
 
@@ -269,7 +269,8 @@ class Engine:
         if log.identity != identity:
             raise IdentityMismatch(
                 f"belongs to {log.identity.app_id()}, but this project was set up for {identity.app_id()}",
-                thing=f"change log {log.path}", do="set `lake` or `source` to the matching one",
+                thing=f"change log {log.path}",
+                do="set `source` to the source of this lake, or set `lake` to a different or new lake",
             )  # fmt: skip
         # The project records its lake before anything is confirmed to the slot.
         note_lake(self._settings, log)

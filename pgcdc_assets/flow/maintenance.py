@@ -118,9 +118,9 @@ def forget_tables(work: Work, tables: Sequence[TableName]) -> list[Forgotten]:
 def _refuse(work: Work, name: TableName) -> None:
     if name in work.progress:
         do = "exclude it in the setting `tables`, or drop it, and run `pgcdc sync` first"
-        raise UsageError("is followed, so its mirror stays", thing=f"table {name}", do=do)
+        raise UsageError("is still followed, so its mirror is not deleted", thing=f"table {name}", do=do)
     if (waiting := next((one for one in work.progress if one.former == name), None)) is not None:
-        do = f"run `pgcdc sync` first: it becomes the mirror of {waiting.table.name}"
+        do = f"run `pgcdc sync` first: it renames the mirror to {waiting.table.name}"
         raise UsageError("will become the mirror of another table", thing=f"mirror {name}", do=do)
     if not work.target.keeps(name):
         raise UnknownTable("has no mirror in this lake", thing=str(name))
@@ -128,7 +128,7 @@ def _refuse(work: Work, name: TableName) -> None:
 
 def _forgotten(work: Work, name: TableName) -> Forgotten:
     of_feed, of_mirror = work.feeds.remove(name), work.target.forget(name)
-    work.observer.progress("forget", f"table {name}: its mirror and feed are deleted", table=str(name))
+    work.observer.progress("forget", f"table {name}: its mirror and feed were deleted", table=str(name))
     return Forgotten(name, of_feed[0] + of_mirror.files, of_feed[1] + of_mirror.bytes)
 
 

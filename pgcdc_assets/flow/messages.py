@@ -66,8 +66,8 @@ def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
                          do="set `messages` to patterns of the prefixes to include")  # fmt: skip
     held = LsnRange(feed.covered.start, feed.complete_to)
     if span.end <= held.start or span.start >= held.end:
-        raise UsageError(f"has {held}, and nothing of the range {span}", thing="the feed of messages",
-                         do="choose a range within it")  # fmt: skip
+        raise UsageError(f"contains {held}, and no part of the range {span}", thing="the feed of messages",
+                         do="choose a range within the feed's range")  # fmt: skip
     return feed.derive_again(work.log, span)
 
 

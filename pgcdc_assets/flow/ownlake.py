@@ -35,7 +35,7 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
         if not at_home and _holds(note):
             raise WrongLake(
                 f"is a copy of this project's lake, which is {note.lake}", thing=f"lake {layout.root}",
-                do=f"{_set(note)}; or, to continue with the copy, rename that folder",
+                do=f"{_set(note)}; or, to continue with the copy, rename the original's folder",
             )  # fmt: skip
     elif not at_home:
         what = "holds the change log of another project" if found else "has no change log"
@@ -51,7 +51,8 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
     elif not may_be_gone:
         raise WrongLake(
             "has lost the change log that this project made there", thing=f"lake {layout.root}",
-            do=f"put it back, or mount its disk; if it was moved, set `lake` to its place; if it is lost, {COPY_ANEW}",
+            do="put the log back, or mount its disk; if the lake was moved, set `lake` to its new place; "
+               f"if the log is lost, {COPY_ANEW}",
         )  # fmt: skip
 
 

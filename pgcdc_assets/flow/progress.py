@@ -130,7 +130,7 @@ class TablesProgress:
             raise UsageError(why, thing=str(name))
         held, copied_anew = self._target.standing(name), f"copy it again: `pgcdc snapshot {name.shell}`"
         if held is None or held.oid not in (None, entry.table.oid):
-            raise NotRepairable("has no copy", thing=f"mirror {name}", do=copied_anew)
+            raise NotRepairable("contains no copy of the table", thing=f"mirror {name}", do=copied_anew)
         if not self._standings.in_log(held):
             what = f"is at {held.replay_lsn}, but the log begins at {self._standings.log_begins}"
             raise NotRepairable(what, thing=f"mirror {name}", lsn=held.replay_lsn, do=copied_anew)

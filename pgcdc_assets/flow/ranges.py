@@ -130,7 +130,7 @@ def untaken(work: Work, span: LogSpan) -> list[Untaken]:
     router = work.progress.router
     shapes = {shape.relation_id: shape for shape in span.shapes.values()}
     if lacking := counts.keys() - shapes.keys():
-        raise LogCorrupt(f"counts rows of relation {min(lacking)}, which it does not describe", lsn=span.lsns.start)
+        raise LogCorrupt(f"counts rows of relation {min(lacking)}, but lacks its structure", lsn=span.lsns.start)
     others = [shapes[relation] for relation in sorted(counts) if router.place(shapes[relation]).table is None]
     every = Router.of(entry.table for entry in work.progress) if others else router
     return [Untaken(s.relation_id, s.table, counts[s.relation_id].total(), _why(work, every, s)) for s in others]

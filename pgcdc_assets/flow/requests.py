@@ -60,7 +60,11 @@ def operator_requests(layout: Layout) -> OperatorRequests:
 
 def apply_paused(layout: Layout) -> LakeError:
     """The error for operations that would change mirrors although applying is paused."""
-    return LakeError("is not applied to: that was paused", thing=f"lake {layout.root}", do="run `pgcdc resume apply`")
+    return LakeError(
+        "the mirrors get no changes, because applying is paused",
+        thing=f"lake {layout.root}",
+        do="run `pgcdc resume apply`",
+    )
 
 
 def follow_until(layout: Layout, lsn: Lsn | None) -> None:

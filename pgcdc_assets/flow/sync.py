@@ -180,7 +180,9 @@ class Sync:
             else:
                 self._stream.until(max(now.endpos, self._copies.highest))
         if now.paused is not before.paused:
-            self._work.observer.progress("apply", "paused: changes only go into the log" if now.paused else "resumed")
+            self._work.observer.progress(
+                "apply", "paused: changes are written to the log only" if now.paused else "resumed"
+            )
             if before.paused:
                 self._copies.begin()
 
@@ -276,5 +278,5 @@ class Sync:
         listed = {} if newest is None else newest.tables
         behind = [entry for entry in progress if entry.state is not TableState.SET_ASIDE
                   and not (entry.state.readable and entry.table.name in listed)]  # fmt: skip
-        waits = "waits for a copy, or for a point that lists it"
+        waits = "waits for a copy, or for a consistent point that contains it"
         return [(entry.table.name, entry.reason or waits) for entry in behind]

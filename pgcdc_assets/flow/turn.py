@@ -80,7 +80,7 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
             work.observer.progress("watch", f"table {name}: {what}", table=str(name))
             work.progress.hold(name, UnreadRows(Strange.ATTACHED, what))
         elif any(set(leaves.get(oid, ())) - known_leaves(entry.table) for leaves in partitions):
-            what = "rows of a new partition arrived, which may be gone, because the partition was dropped or detached"
+            what = "rows of a new partition arrived; the partition may have been dropped or detached since"
             work.progress.hold(name, UnreadRows(Strange.PARTITION, what))
 
 

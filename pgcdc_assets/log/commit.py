@@ -201,7 +201,10 @@ def shut_out(layout: Layout, leader: int) -> None:
     writer checks again who holds the lease. Its receiver, which holds no lease itself, sees the new leader in the log.
     """
     tables = _newest(layout.root)
-    _log.warning("the last writer did not release the lake: it can no longer commit to %d tables", len(tables))
+    _log.warning(
+        "the previous writer ended without releasing the lake; it was locked out of %d tables, in case it still runs",
+        len(tables),
+    )
     for folder in sorted(tables, key=lambda folder: folder != layout.change_log):
         fence(folder, tables[folder], leader)
 

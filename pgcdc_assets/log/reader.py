@@ -205,7 +205,7 @@ class ChangeLog:
                 self._shapes.update(_shapes_in(segment.file))
         missing = wanted - self._shapes.keys()
         if missing:
-            raise LogCorrupt(f"{len(missing)} relations of {span} are not described", thing=str(self.path))
+            raise LogCorrupt(f"lacks the structure of {len(missing)} relations in {span}", thing=str(self.path))
         return {schema_id: self._shapes[schema_id] for schema_id in wanted}
 
     def verify(self, span: LsnRange) -> list[BatchSummary]:
@@ -236,7 +236,7 @@ class ChangeLog:
             try:
                 self._summaries[name] = tuple(BatchSummary.from_json(json.loads(payload)) for payload in payloads)
             except MALFORMED:
-                raise LogCorrupt("holds no summary that can be read", thing=str(segment.path)) from None
+                raise LogCorrupt("has a batch summary that cannot be read", thing=str(segment.path)) from None
         return self._summaries[name]
 
 
@@ -268,7 +268,9 @@ def _commit_facts(path: Location, tags: Mapping[str, str], *, needed: bool) -> C
     except ValueError:
         raise LogCorrupt("has tags that cannot be read", thing=str(path)) from None
     if needed and facts is None:
-        raise LogCorrupt("has rows of a transaction in progress, and no tags of its commit", thing=str(path))
+        raise LogCorrupt(
+            "has rows that arrived before their commit, but no tags with the facts of the commit", thing=str(path)
+        )
     return facts
 
 

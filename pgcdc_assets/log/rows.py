@@ -333,7 +333,7 @@ def _detach(run: FrameRun, frame: int, index: int, columns: dict[str, Any], lsn:
     LSN in the message."""
     message = run.message(frame)
     if not isinstance(message, LogicalMessage):
-        raise ProtocolError("message M does not decode to one", lsn=run.lsn(frame))
+        raise ProtocolError("message M cannot be decoded as a logical message", lsn=run.lsn(frame))
     if message.transactional:
         return
     for name in ("commit_lsn", "commit_ts", "xid", "ordinal"):

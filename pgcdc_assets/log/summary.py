@@ -126,7 +126,7 @@ def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], sp
         held.check(number, batch)
     held.check_commits()
     if _NO_BATCH in held.counts:
-        raise LogCorrupt("holds rows of a batch without a summary", thing=str(log), lsn=span.end)
+        raise LogCorrupt("has rows of a batch whose summary is missing", thing=str(log), lsn=span.end)
 
 
 class _Held:
@@ -172,12 +172,12 @@ class _Held:
         held = self.counts.get(number, Counter())
         if held != stated:
             raise LogCorrupt(
-                f"batch {batch.start}..{batch.end} holds {held.total()} rows where its summary counts "
+                f"batch {batch.start}..{batch.end} has {held.total()} rows, but its summary counts "
                 f"{sum(stated.values())}", thing=str(self._log),
             )  # fmt: skip
         if odd := self._schema_ids.get(number, set()) - set(batch.schemas):
             raise LogCorrupt(
-                f"batch {batch.start}..{batch.end} holds rows of {len(odd)} relations that it does not describe",
+                f"batch {batch.start}..{batch.end} has rows of {len(odd)} relations that its summary lacks",
                 thing=str(self._log),
             )
 
@@ -205,4 +205,6 @@ def _commit_times(files: Sequence[SegmentFile]) -> dict[int, int]:
 
 
 def _unlike_its_commit(thing: Location, commit_lsn: int) -> LogCorrupt:
-    return LogCorrupt("contradicts the Commit of a transaction", thing=str(thing), lsn=Lsn(commit_lsn))
+    return LogCorrupt(
+        "has a commit time that differs from the transaction's Commit message", thing=str(thing), lsn=Lsn(commit_lsn)
+    )

@@ -122,7 +122,7 @@ class _Walk:
     def images(self) -> list[Images]:
         head = self._read(None)
         self._move(None, self.at + CHANGE.size, "truncated")
-        self._require(head >> 56 == ord(self.kind), None, "of another kind")
+        self._require(head >> 56 == ord(self.kind), None, "with the payload of another kind")
         self._require(self.at < self.ends, None, "truncated")
         letters = self._read(None) >> 56
         # This check is only for a delete. For an insert or update, _tuples checks the letter before the new tuple.
@@ -135,7 +135,7 @@ class _Walk:
         if self.kind != "D":
             # After a possible old tuple, the cursors of all rows are now at the new tuple.
             found += self._tuples("N", None)
-        self._require(self.at == self.ends, None, "with bytes behind its end")
+        self._require(self.at == self.ends, None, "with bytes after its end")
         return found
 
     def _tuples(self, image: Image, rows: Ints | None) -> list[Images]:
@@ -172,7 +172,7 @@ class _Walk:
         ends = starts + np.where(present, length, 0)
         self._move(rows, ends, "truncated")
         unchanged = letter == UNCHANGED
-        self._require(letter != BINARY, rows, "with a value in binary form, which was not asked for")
+        self._require(letter != BINARY, rows, "with a value in binary form, which was not requested")
         self._require(present | unchanged | (letter == NULL), rows, "with a value of unknown form")
         return self._strings(rows, column, starts, ends, present), unchanged if unchanged.any() else None
 

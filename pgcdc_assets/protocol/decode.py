@@ -135,7 +135,7 @@ class MessageReader:
     def letter(self, allowed: str) -> str:
         letter = chr(self.number(_U8))
         if letter not in allowed:
-            self.fail(f"{letter!r} where one of {allowed!r} belongs")
+            self.fail(f"{letter!r} instead of one of {allowed!r}")
         return letter
 
     def flags(self, known: int) -> int:
@@ -212,7 +212,7 @@ def _value(reader: MessageReader) -> Value:
     if letter == "u":
         return UNCHANGED
     if letter == "b":
-        reader.fail("a value in binary form, which was not asked for")
+        reader.fail("a value in binary form, which was not requested")
     return reader.text(reader.take(reader.number(_U32)))
 
 

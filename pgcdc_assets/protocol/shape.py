@@ -97,7 +97,7 @@ class Shape:
         the message is not a Relation message."""
         relation = decode(relation_payload, lsn)
         if not isinstance(relation, Relation):
-            raise ProtocolError(f"message of kind {relation_payload[:1]!r} where a Relation belongs", lsn=lsn)
+            raise ProtocolError(f"message of kind {relation_payload[:1]!r} instead of a Relation message", lsn=lsn)
         relation = relation.reread(Encoding.of(facts.encoding))
         name = TableName(relation.schema or "pg_catalog", relation.name)
         known = facts.table

@@ -64,7 +64,9 @@ def pack(to: Path) -> Packed:
         os.replace(draft, to)
     except OSError as error:
         Path(draft).unlink(missing_ok=True) if draft else None
-        raise MachineError(f"cannot be written: {error.strerror}", thing=str(to), do="name another in -o") from None
+        raise MachineError(
+            f"cannot be written: {error.strerror}", thing=str(to), do="choose another file with -o"
+        ) from None
     return Packed(to, to.stat().st_size, {one.metadata["Name"]: one.version for one in found})
 
 

@@ -239,7 +239,9 @@ def _jvm_ended(seconds: float) -> bool:
 
 def _refuse_without_delta(session: SparkSession) -> None:
     if EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
-        raise LakeError("the process runs a Spark session without Delta Lake", thing="Spark", do="stop it first")
+        raise LakeError(
+            "the process runs a Spark session without Delta Lake", thing="Spark", do="stop that session first"
+        )
 
 
 def _refuse_far_executors(session: SparkSession, settings: Settings) -> None:
@@ -247,5 +249,5 @@ def _refuse_far_executors(session: SparkSession, settings: Settings) -> None:
     if settings.layout.root.scheme == LOCAL and not (settings.lake_shared or is_local(master)):
         raise LakeError(
             f"the process runs a session on {master}, whose executors would write to their own disks instead of "
-            f"{settings.lake}", thing="Spark", do="stop it first, or see `lake_shared`",
+            f"{settings.lake}", thing="Spark", do="stop that session first, or see `lake_shared`",
         )  # fmt: skip

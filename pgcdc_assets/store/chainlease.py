@@ -113,7 +113,7 @@ class Chain:
         if not self._follows(link.number):
             storage.store_of(self.place).delete([self._named(link.number)])
             self._looked = float("-inf")
-            raise FileExistsError(f"{self.place} is already above {link.number}")
+            raise FileExistsError(f"{self.place} already has a number above {link.number}")
         with self._lock:
             self._last, self._since, self._looked = link, _now(), _now()
         self._forget(link.number - _KEPT)
@@ -133,7 +133,7 @@ class Chain:
         try:
             storage.store_of(self.place).delete(map(self._named, range(self._forgotten + 1, newest + 1)))
         except (OSError, StoreFailed) as error:
-            _log.warning("old files of %s were not deleted: %s", self.place, error)
+            _log.warning("old files of the lease %s were not deleted: %s", self.place, error)
         else:
             self._forgotten = max(newest, self._forgotten)
 
@@ -159,7 +159,7 @@ class Chain:
         with reading(self._named(number), MachineError, _DELETE):
             link = Link(**json.loads(content))
             if link.number != number or not isinstance(link.text, str):
-                raise ValueError("not of this number")
+                raise ValueError("the number is not that of the file's name")
             # This property reads the other fields, so that a malformed field raises its error here.
             _ = link.of_ended_process
             return link
@@ -204,7 +204,7 @@ class ChainLease(Lease, Guard):
     def _loss(self) -> LeaseLost:
         holder, _ = self._chain.look()
         self._lost = holder is None or holder.number > self._link.number
-        to = f", to {holder.text or 'another process'} on {holder.host}" if holder is not None and self._lost else ""
+        to = f" to {holder.text or 'another process'} on {holder.host}" if holder is not None and self._lost else ""
         return LeaseLost(f"was not renewed in time, and is lost{to}", thing=f"lease {self._chain.place}")
 
     def renew(self, ended: threading.Event) -> None:
@@ -217,7 +217,7 @@ class ChainLease(Lease, Guard):
                 return
             except (OSError, StoreFailed) as error:
                 # Try again after RENEWED seconds. If all attempts fail, check() raises LeaseLost when the time is over.
-                _log.warning("%s was not renewed: %s", self._chain.place, error)
+                _log.warning("the lease %s was not renewed: %s", self._chain.place, error)
 
     def give_back(self) -> None:
         """Give the lease back. If this fails, the lease is free after ``TTL`` seconds."""
@@ -225,7 +225,7 @@ class ChainLease(Lease, Guard):
             with suppress(FileExistsError), self._lock:
                 self._chain.append(Link(self._link.number + 1, given_back=True))
         except (OSError, StoreFailed) as error:
-            _log.warning("%s was not released: %s", self._chain.place, error)
+            _log.warning("the lease %s was not released: %s", self._chain.place, error)
 
     def _add(self, text: str) -> None:
         with self._lock:

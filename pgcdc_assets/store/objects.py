@@ -285,7 +285,7 @@ def _failure(place: Location, error: Exception) -> StoreFailed:
     if _NO_BUCKET.search(text):
         return StoreFailed("there is no such bucket", thing=_parts(place)[0], do="create it, or use another")
     if _NO_ROLE.search(text):
-        what = "no credentials were found in the environment, and this machine has no role"
+        what = "no credentials were found in the environment, and this machine has no instance role"
         return StoreFailed(what, thing=str(place), do=_RIGHTS)
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _REFUSED.search(text):
         why = f": {said[1]}" if said else ""

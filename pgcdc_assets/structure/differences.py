@@ -57,7 +57,7 @@ def changes(before: Table, now: Table) -> list[Change]:
 def _publication(before: Table, now: Table) -> Iterator[Change]:
     was, is_ = before.marks, now.marks
     if was.publications and is_.publications and _kept_rows(before, now) != _kept_rows(now, before):
-        what = "its publication was changed or created again, or lost and regained it: changes may be missing"
+        what = "its publication was changed or created again, or lacked the table for some time: changes may be missing"
         yield Change(Difference.REPUBLISHED, what)
     elif before.row_filter != now.row_filter:
         yield Change(Difference.REPUBLISHED, "its publication's row filter changed")
@@ -151,7 +151,7 @@ def _composites(before: Table, now: Table) -> Iterator[Change]:
     old = {composite.oid: composite for composite in before.marks.composites}
     for composite in now.marks.composites:
         if composite.oid in old and old[composite.oid].attributes != composite.attributes:
-            what = f"type {composite.name!r} has other attributes now, in older rows too"
+            what = f"the attributes of type {composite.name!r} changed, in older rows too"
             yield Change(Difference.VALUES, what)
 
 

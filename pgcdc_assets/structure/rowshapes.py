@@ -73,10 +73,10 @@ def _by_order(table: Table, found: Shape) -> Table | Unreadable:
     """Does the work of :func:`table_of_rows` for rows that may have an earlier structure."""
     shape = _at_root(table, found)
     if shape is None:
-        return Unreadable("its structure changed, and rows of a partition may be older or newer than that")
+        return Unreadable("its structure changed, and rows of a partition may be older or newer than this change")
     columns = aligned(table, shape)
     if columns is None:
-        return Unreadable("its columns changed in a way that its rows do not show")
+        return Unreadable("its columns changed in a way that the rows in the log do not show")
     own = {column.attnum: column for column in table.columns}
     for told, attnum in zip(shape.columns, columns, strict=True):
         column = own.get(attnum) if attnum is not None else None
@@ -85,7 +85,7 @@ def _by_order(table: Table, found: Shape) -> Table | Unreadable:
                 f"the type of column {column.name!r} changed from {_type(told.type)} to {_type(column.type)}"
             )
         if column is None and attnum is not None:
-            return Unreadable(f"column {told.name!r} appeared, after others had changed")
+            return Unreadable(f"column {told.name!r} is new, and other columns changed before")
     lacking = [column.name for column in table.key_columns if column.attnum not in columns]
     key = {attnum for column, attnum in zip(shape.columns, columns, strict=True) if column in shape.told_key}
     if not key:
@@ -207,26 +207,28 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
     columns = {column.name: column for column in relation.columns} if relation else {}
     newest, leaf = table.highest_attnum, _numbered(table, shape)
     if not table.key:
-        return Unreadable(f"column {new[0].name!r} appeared, and the table has no key")
+        return Unreadable(f"column {new[0].name!r} is new, and mirrors of tables without a key cannot get new columns")
     if leaf is None and _leaf(table, shape):
-        return Unreadable(f"column {new[0].name!r} appeared in a partition whose columns are in another order")
+        return Unreadable(
+            f"column {new[0].name!r} is new in a partition whose columns are in another order than its table's"
+        )
     appeared: list[Column] = []
     for column in new:
         fact = columns.get(column.name)
         if relation is None or fact is None or column.attnum is None:
-            return Unreadable(f"column {column.name!r} appeared, and the catalog no longer shows how")
+            return Unreadable(f"column {column.name!r} is new, and the catalog no longer shows how it was added")
         if fact.missing is not None:
-            return Unreadable(f"column {column.name!r} was added with a default, which old rows have too")
+            return Unreadable(f"column {column.name!r} was added with a default, which old rows get too")
         attnum = fact.attnum if leaf is None else leaf.at_root(fact.attnum)
         if attnum <= newest:
             return Unreadable(f"column {column.name!r} is published only now; its value in old rows is not known")
         if _rewritten(table, shape, relation):
             return Unreadable(
-                f"column {column.name!r} was added and the table rewritten: old rows may hold values in it"
+                f"column {column.name!r} was added and the table was rewritten: old rows may have values in it"
             )
         if _dropped_before(table, shape, relation, fact.attnum):
             return Unreadable(
-                f"column {column.name!r} appeared when another was dropped: the values may belong to either"
+                f"column {column.name!r} was added when another column was dropped: values may belong to either column"
             )
         newest = attnum
         appeared.append(replace(fact, attnum=attnum))

@@ -177,7 +177,7 @@ MISTAKES = (
     Mistake("wal_level", _no_logical, "setup", 1,
             ("source: has wal_level = replica", "ALTER SYSTEM SET wal_level = logical;", "restart the server")),
     Mistake("wal_level before the restart", _no_restart, "setup", 1,
-            ("source: has wal_level = replica, and a new value that is not in effect yet", "restart the server"),
+            ("source: has wal_level = replica; a new value is set, but needs a restart", "restart the server"),
             ("ALTER SYSTEM",)),
     Mistake("REPLICATION", lambda r: r.source(user=r.role, password=SECRET), "setup", 1,
             ("may not replicate", "ALTER ROLE {role} REPLICATION;")),

@@ -114,7 +114,7 @@ def test_a_moved_lake_is_recognised(synced: Shell) -> None:
     Path("lake").rename("moved")
     said = synced.pgcdc("sync", expect=2)
     assert "has lost the change log" in said
-    assert "if it was moved, set `lake` to its place" in said
+    assert "if the lake was moved, set `lake` to its new place" in said
     synced.set(LAKE="moved")
     assert "is set up for" not in synced.pgcdc("status", expect=None)
     _write(synced, 2)
@@ -136,7 +136,7 @@ def test_a_copy_of_the_lake_is_refused_while_the_original_exists(noted: Shell) -
     noted.set(LAKE="copied")
     said = noted.pgcdc("sync", expect=2)
     assert f"is a copy of this project's lake, which is {noted.folder / 'lake'}" in said
-    assert "rename that folder" in said
+    assert "rename the original's folder" in said
     Path("lake").rename("old")
     noted.pgcdc("setup")
     assert load_note(STATE_FOLDER).lake == str(noted.folder / "copied")

@@ -189,7 +189,7 @@ def test_a_row_that_no_rule_covers_sets_its_table_aside(pipe: Pipeline) -> None:
     before = transform(pipe.spark, LogSpan(pipe.log, LsnRange(start, middle)), pipe.feeds, followed, router=router)
     assert before[T].ended is None
     parts = transform(pipe.spark, LogSpan(pipe.log, LsnRange(start, end)), pipe.feeds, followed, router=router)
-    reason = f"the log holds 2 rows of it in {middle}..{end}, of which 0 were taken"
+    reason = f"the log has 2 rows of the table in {middle}..{end}, but 0 were written to the feed"
     assert parts[T].ended == FeedEnd(middle, reason)
     assert [row["id"] for row in pipe.feed("t")] == [1]
     assert parts[TableName("public", "u")].ended is None

@@ -52,7 +52,7 @@ def _listed(rig: Rig, name: TableName) -> bool:
 
 @pytest.mark.long
 def test_files_under_the_former_name_are_deleted_by_forget(rig: Rig) -> None:
-    with pytest.raises(UsageError, match="is followed"):
+    with pytest.raises(UsageError, match="is still followed"):
         rig.engine("forget").forget([T])
     rig.commit("ALTER TABLE t RENAME TO w")
     rig.sync()

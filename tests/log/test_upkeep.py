@@ -173,7 +173,7 @@ def test_forgetting_removes_whole_batches_and_moves_the_start(log: ChangeLog) ->
 
 def test_the_log_is_not_cut_within_a_file(log: ChangeLog) -> None:
     compact(log, LsnRange(Lsn(100), Lsn(4050)))
-    with pytest.raises(LakeError, match="crosses this boundary"):
+    with pytest.raises(LakeError, match="both below and above this LSN"):
         forget(log, Lsn(2050))
     assert log.start == 100
     assert forget(log, Lsn(4050)) == 1

@@ -283,7 +283,7 @@ def test_column_ids_and_physical_names_are_kept(tmp_path: Path) -> None:
 
 def test_a_mirror_without_a_copy_cannot_be_commented(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
-    with pytest.raises(LakeError, match="has no copy"):
+    with pytest.raises(LakeError, match="contains no copy"):
         commented(mirror, replace(T, name=replace(T.name, name="other")))
 
 

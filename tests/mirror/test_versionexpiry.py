@@ -129,7 +129,7 @@ def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
     assert told is not None
     assert told.number == 45
     grown(rows, 1)
-    with pytest.raises(LakeError, match="got a new commit during the search"):
+    with pytest.raises(LakeError, match="was changed by another writer during the search"):
         unneeded_parts(stale, {38}, NOW)
     thinned(tmp_path, {38})
     assert_reads(rows, {38, 46})

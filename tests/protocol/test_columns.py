@@ -103,7 +103,7 @@ def test_character_split_between_two_values_is_refused() -> None:
         (b"I" + bytes(4) + b"N\0\1t\xff\xff\xff\xffa", "truncated"),
         (b"I" + bytes(4) + b"N\0\1t\x7f\xff\xff\xffa", "truncated"),
         (b"I" + bytes(4) + b"N\0\1t\0\0\0\1\xff", "not in UTF-8"),
-        (b"I" + bytes(4) + b"N\0\1n ", "bytes behind its end"),
+        (b"I" + bytes(4) + b"N\0\1n ", "bytes after its end"),
     ],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])

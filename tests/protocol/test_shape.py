@@ -107,5 +107,5 @@ def test_fingerprint_changes_only_with_facts_that_affect_decoding() -> None:
 
 
 def test_only_a_relation_message_has_a_shape() -> None:
-    with pytest.raises(ProtocolError, match="where a Relation belongs"):
+    with pytest.raises(ProtocolError, match="instead of a Relation message"):
         Shape.resolve(b"T" + bytes(5), FACTS)

@@ -127,7 +127,7 @@ def test_refusals_that_waiting_cannot_fix_are_not_retryable(database: Database) 
 
 WITHOUT_REPLICATION = "ALTER ROLE ... REPLICATION"
 TOO_FEW = "raise max_wal_senders"
-POOLER = "PostgreSQL's own: the pooler or proxy"
+POOLER = "those of PostgreSQL: a pooler or proxy"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_server_without_walsenders_is_named_as_the_cause(tmp_path: Path, pg_ve
         settings = Settings(source=server.conninfo_of("postgres"))
         with connect(server.conninfo_of("postgres")) as conn:
             found = [finding for finding in check_source(conn, settings) if finding.severity == "error"]
-    assert [finding.do for finding in found if "walsenders" in finding.what] == [f"{TOO_FEW} and restart it"]
+    assert [finding.do for finding in found if "walsenders" in finding.what] == [f"{TOO_FEW} and restart the server"]
 
 
 def test_a_pooler_that_drops_the_replication_parameter_is_reported(database: Database) -> None:

@@ -285,7 +285,7 @@ def test_rights_that_a_copy_lacks_are_reported_in_one_sentence(conn: psycopg.Con
         with connect(f"{database.conninfo} user={role}") as own:
             (told,) = lacking_rights(own, {name: [oid]}).values()
         assert told == (
-            f"role {role} may not read all of it: GRANT USAGE ON SCHEMA closed TO {role}; "
+            f"role {role} may not read the whole table: run GRANT USAGE ON SCHEMA closed TO {role}; "
             f"GRANT SELECT ON TABLE closed.a TO {role}"
         )
     finally:

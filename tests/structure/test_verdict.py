@@ -54,10 +54,10 @@ def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Ver
     [
         pytest.param(FOLLOWED, T, REWRITE, Stay(), id="as before"),
         pytest.param(FOLLOWED, remarked(T, relfilenode=6), REWRITE, Stay(), id="truncated"),
-        pytest.param(FOLLOWED, REGAINED, REWRITE, Recopy("its publication was changed or created again, or lost and "
-                     "regained it: changes may be missing"), id="publication regained"),
-        pytest.param(ASIDE, REGAINED, REWRITE, Recopy("its publication was changed or created again, or lost and "
-                     "regained it: changes may be missing"), id="publication regained, set aside"),
+        pytest.param(FOLLOWED, REGAINED, REWRITE, Recopy("its publication was changed or created again, or lacked "
+                     "the table for some time: changes may be missing"), id="publication regained"),
+        pytest.param(ASIDE, REGAINED, REWRITE, Recopy("its publication was changed or created again, or lacked "
+                     "the table for some time: changes may be missing"), id="publication regained, set aside"),
         pytest.param(FOLLOWED, replace(T, oid=2), WORD, Recopy("was dropped and created again"), id="created again"),
         pytest.param(FOLLOWED, TRUNCATED_UNTOLD, REWRITE, Recopy("public.t has new files, and it is unknown "
                      "whether the stream has all changes", restructured=True), id="new files"),

@@ -129,7 +129,7 @@ class Receiving:
                 if options.streaming == Streaming.OFF:
                     raise
                 seconds = self._fallback.failed()
-                logger.warning("%s; transactions are received after their commits for %.0f s", error, seconds)
+                logger.warning("%s; for the next %.0f s, transactions are received after their commits", error, seconds)
         return True
 
     def _keep_waiting(self) -> bool:

@@ -244,7 +244,7 @@ class Intake:
             if not held:
                 raise PreparedLost(
                     f"prepared transaction {message.gid!r} was committed, but its changes are not in the lake: it was "
-                    "prepared before two_phase was enabled, or they are lost", thing="change log",
+                    "prepared before two_phase was enabled, or the changes are lost", thing="change log",
                     lsn=message.commit_lsn, do=COPY_ANEW,
                 )  # fmt: skip
             return None
@@ -275,7 +275,7 @@ class Intake:
 
     def _known(self, lsn: Lsn) -> PreparedTransactions:
         if self._prepared is None:
-            raise ProtocolError("a prepared transaction arrived that was not requested", lsn=lsn)
+            raise ProtocolError("a prepared transaction arrived, although two_phase is not enabled", lsn=lsn)
         return self._prepared
 
 

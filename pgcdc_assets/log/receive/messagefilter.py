@@ -72,7 +72,7 @@ class MessageFilter:
         start = int(run.offsets[index]) + _PREFIX_AT
         end = run.raw.find(b"\0", start, int(run.offsets[index] + run.lengths[index]))
         if end < 0:
-            raise ProtocolError("message M has no end of its prefix", lsn=run.lsn(index))
+            raise ProtocolError("the prefix of message M does not end", lsn=run.lsn(index))
         return bytes(run.raw[start:end])
 
 

@@ -96,8 +96,8 @@ class ResendCheck:
 
     def _fail(self, lsn: int) -> NoReturn:
         raise LogAhead(
-            f"is at {self.end}, and the source has other transactions below this LSN: the source was "
-            "restored to an earlier time, and was written to since", thing="lake", lsn=Lsn(lsn), do=NEW_LAKE,
+            f"is at {self.end}, but the source's transactions below this LSN are not those in the lake: the source was "
+            "restored to an earlier time, and then changed", thing="lake", lsn=Lsn(lsn), do=NEW_LAKE,
         )  # fmt: skip
 
 

@@ -147,7 +147,7 @@ def repair_table(
     started = time.monotonic()
     mirror = mirrors.open(table.name)
     if mirror.snapshot_lsn is None:
-        raise NotRepairable("has no copy", thing=f"mirror {table.name}", do=_again(table))
+        raise NotRepairable("contains no copy of the table", thing=f"mirror {table.name}", do=_again(table))
     start = max(span.start, mirror.snapshot_lsn)
     nothing = Applied(table, mirror.version, replay_lsn)
     if start >= span.end:

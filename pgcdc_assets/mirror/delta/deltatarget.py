@@ -106,7 +106,9 @@ class DeltaTarget:
             mirror = self._mirrors.open(table.name)
             delta = mirror.delta
             if delta is None or mirror.snapshot_lsn is None:
-                raise LakeError("has no copy to set comments on", thing=f"mirror {table.name}")
+                raise LakeError(
+                    "contains no copy of the table, so comments cannot be set", thing=f"mirror {table.name}"
+                )
             commented = Commented.of(delta, table)
             if commented.held_by(delta):
                 return delta.number
@@ -123,7 +125,9 @@ class DeltaTarget:
         if others and place.effective_replay_lsn(self._points) != position:
             # Otherwise a later run would take the position of the other table's copy for this table's position.
             raise LakeError(
-                f"has a copy of {position} that was already continued", thing=f"mirror {place.name}", lsn=position
+                f"has a copy of another table as of {position}, to which changes were applied",
+                thing=f"mirror {place.name}",
+                lsn=position,
             )
         return rename_mirror(held, place, table, self._mirrors.layout.root, position)
 

@@ -97,7 +97,7 @@ class DurableVersions:
     def _position(self, name: TableName) -> Lsn:
         position = own_position(self._settled[name].positions, self._owner, name)
         if position is None:
-            raise LakeError("does not record which copy it has", thing=f"mirror {name}",
+            raise LakeError("does not record the LSN of the table's copy", thing=f"mirror {name}",
                             do=f"run `pgcdc snapshot {name.shell}`")  # fmt: skip
         return position
 

@@ -62,7 +62,7 @@ def reshape_mirror(
     widening can express the change."""
     found = mirrors.open(after.name)
     if found.snapshot_lsn is None:
-        raise LakeError("has no copy whose structure could change", thing=f"mirror {after.name}")
+        raise LakeError("contains no copy of the table, so its structure cannot change", thing=f"mirror {after.name}")
     return again_after_lost_races(partial(_reshaped, spark, found, before, after, by_metadata))
 
 

@@ -65,7 +65,9 @@ class TablePlan:
         mirror = mirrors.open(part.table.name)
         stands = mirror.replay_lsn
         if stands is None:
-            raise LakeError("has no copy that changes could be applied to", thing=f"mirror {part.table.name}")
+            raise LakeError(
+                "contains no copy of the table, so changes cannot be applied", thing=f"mirror {part.table.name}"
+            )
         start = max(part.span.start, stands)
         pending = PendingChanges.of(mirrors.layout, part, LsnRange(start, max(start, min(part.span.end, upto))))
         before = (known or {}).get(part.table.name)

@@ -81,7 +81,9 @@ def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) 
     LakeError if the log does not say which files a version needs, or if another writer commits during the search."""
     listing = LogListing.of(mirror.path)
     if mirror.version != listing.newest:
-        raise LakeError("got a new commit during the search", thing=f"mirror {mirror.name}")
+        raise LakeError(
+            "was changed by another writer during the search for unneeded files", thing=f"mirror {mirror.name}"
+        )
     before = time.time() - grace.total_seconds()
     # A promised version that is not in the log belongs to an earlier table in this folder, and nobody reads it.
     kept = {version for version in promised if version <= mirror.version and listing.holds(version)}

@@ -32,7 +32,7 @@ NEW_LAKE = "run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`"
 """The advice if the lake has changes that this source never had. The lake's LSNs are then too high for a new copy."""
 
 _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
-    "55006": (SlotActive, "wait until the process that uses it ends, or end it"),
+    "55006": (SlotActive, "wait until the process that uses the slot ends, or end that process"),
     "55P03": (CopyBlocked, "end the transaction that holds the lock, then run again"),
     "42501": (SourceNotReady, "grant the right that the message names, then run again"),
     "53100": (SourceNotReady, "free space on the source, then run again"),
@@ -72,7 +72,7 @@ _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
     (
         re.compile(r"must be superuser or replication role|permission denied to start WAL sender"),
         SourceNotReady,
-        "ALTER ROLE ... REPLICATION for the user of `source`; on a managed service, grant its replication role instead",
+        "run ALTER ROLE ... REPLICATION for the user of `source`; on a managed service, grant its replication role",
     ),
     (
         re.compile(r"exceeds \"?max_wal_senders"),
@@ -82,7 +82,7 @@ _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
     (
         re.compile(r'startup parameter\W+replication\b|at or near "(?:IDENTIFY_SYSTEM|CREATE_REPLICATION_SLOT)"'),
         SourceNotReady,
-        "set host and port of `source` to PostgreSQL's own: the pooler or proxy takes no replication connections",
+        "set host and port of `source` to those of PostgreSQL: a pooler or proxy accepts no replication connections",
     ),
 )
 """Texts of a source that gives us no walsender, with error class and advice. A pooler refuses the parameter
@@ -136,7 +136,7 @@ class ServerError:
         if self.state in _NO_UTF8:
             # The server's message is left out, because it quotes bytes of the text.
             return SourceFailed(f"has a text that cannot be converted to UTF8 (SQLSTATE {self.state})", thing=thing,
-                                do=f"correct it there; if it is already in the WAL, {COPY_ANEW}")  # fmt: skip
+                                do=f"correct this text; if the text is already in the WAL, {COPY_ANEW}")  # fmt: skip
         if "wal_level" in self.message:
             return SourceNotReady(self.message, thing=thing, do="set wal_level = logical on the source and restart it")
         return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)
@@ -195,8 +195,8 @@ def of_refusal(text: str) -> ServerError:
         return Unusable(None, line)
     if _OTHER_SERVER.search(line):
         return ServerError(
-            None, line, "`target_session_attrs` in the setting `source`, or PGTARGETSESSIONATTRS, asks for another "
-            "kind of server: remove it, or name the host of one",
+            None, line, "`target_session_attrs` in the setting `source`, or PGTARGETSESSIONATTRS, requires a "
+            "different kind of server: remove this option, or set `host` to such a server",
         )  # fmt: skip
     state = next((state for pattern, state in _AT_CONNECT if pattern.search(text)), None)
     return ServerError(state, line, UNREACHED)

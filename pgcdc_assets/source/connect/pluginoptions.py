@@ -70,7 +70,7 @@ class PluginOptions:
         newest = _NEWEST_OF.get(version, _NEWEST)
         if two_phase and newest < _TWO_PHASE:
             raise SourceNotReady(
-                f"PostgreSQL {version} sends prepared transactions at their commit alone", thing="source",
+                f"PostgreSQL {version} sends prepared transactions only when they commit", thing="source",
                 do="set `two_phase` to false, or use PostgreSQL 15 or newer",
             )  # fmt: skip
         mode = Streaming.OFF

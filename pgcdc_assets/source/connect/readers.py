@@ -174,7 +174,7 @@ class SocketReader(FrameReader):
             # This ReadyForQuery message ends an earlier command, which was refused.
             continue
         if kind not in (b"W", None):
-            raise ProtocolError(f"message {kind!r} answers the start of a stream", thing=self._endpoint)
+            raise ProtocolError(f"message {kind!r} arrived instead of the start of a stream", thing=self._endpoint)
         return kind == b"W"
 
     def pull(self) -> bool:
@@ -252,7 +252,7 @@ class SocketReader(FrameReader):
         while self.held >= HEADER:
             kind, end = bytes(self._buffer[:1]), self._end()
             if kind not in _KINDS or end < HEADER:
-                raise ProtocolError(f"{kind!r} begins no message of the server", thing=self._endpoint)
+                raise ProtocolError(f"no message of the server begins with {kind!r}", thing=self._endpoint)
             if end > self.held or (kind == b"d" and not data):
                 return None
             body = bytes(self._buffer[HEADER:end])

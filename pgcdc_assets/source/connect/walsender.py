@@ -119,7 +119,7 @@ class ReplicationConnection:
         command = f"CREATE_REPLICATION_SLOT {identifier(name)} {kind}LOGICAL pgoutput {snapshot}"
         _, point, snapshot_name, _ = self.execute(command, waiting=waiting)[0]
         if point is None:
-            raise ProtocolError("CREATE_REPLICATION_SLOT named no consistent point", thing=f"slot {name}")
+            raise ProtocolError("CREATE_REPLICATION_SLOT returned no consistent point", thing=f"slot {name}")
         return CreatedSlot(name, Lsn.parse(point), snapshot_name)
 
     def drop_slot(self, name: str) -> None:

@@ -113,8 +113,9 @@ def _encoding(name: str | None) -> Iterator[Finding]:
         )  # fmt: skip
     elif name and Encoding.of(name).name != name:
         yield Finding(
-            "warning", "source", f"has server_encoding = {name}, which only the server can convert: a text "
-            "that cannot be converted stops all tables", "find such texts before the first copy, and correct them",
+            "warning", "source", f"has server_encoding = {name}, which only the server can convert to UTF8: if "
+            "it cannot convert a text, no table is followed any further",
+            "find such texts before the first copy, and correct them",
         )  # fmt: skip
 
 
@@ -123,7 +124,7 @@ def _settings(recovering: bool, wal_level: str, pending: bool, standbys: str) ->
         yield Finding("error", "source", "is a standby: publications must be created on its primary",
                       "run `pgcdc setup` against the primary")  # fmt: skip
     if wal_level != "logical" and pending:
-        yield Finding("error", "source", f"has wal_level = {wal_level}, and a new value that is not in effect yet",
+        yield Finding("error", "source", f"has wal_level = {wal_level}; a new value is set, but needs a restart",
                       "restart the server")  # fmt: skip
     elif wal_level != "logical":
         yield Finding("error", "source", f"has wal_level = {wal_level}", "run this, then restart the server",
@@ -132,7 +133,7 @@ def _settings(recovering: bool, wal_level: str, pending: bool, standbys: str) ->
         yield Finding(
             "error", "source",
             f"would wait for pgcdc at every COMMIT: synchronous_standby_names = {standbys!r} matches {APPLICATION!r}",
-            "list each standby by name there",
+            "list each standby by name in synchronous_standby_names",
         )  # fmt: skip
 
 
@@ -140,10 +141,10 @@ def _places(slots: int, senders: int, has_slot: bool) -> Iterator[Finding]:
     needed = _PLACES - has_slot
     if slots < needed:
         yield Finding("error", "source", f"has {max(slots, 0)} free replication slots, but {needed} are needed",
-                      "raise max_replication_slots and restart it, or drop an unused slot")  # fmt: skip
+                      "raise max_replication_slots and restart the server, or drop an unused slot")  # fmt: skip
     if senders < needed:
         yield Finding("error", "source", f"has {max(senders, 0)} free walsenders, but {needed} are needed",
-                      "raise max_wal_senders and restart it")  # fmt: skip
+                      "raise max_wal_senders and restart the server")  # fmt: skip
 
 
 def _bounds(keep: str, idle: str | None) -> Iterator[Finding]:

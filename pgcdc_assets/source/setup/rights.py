@@ -98,7 +98,7 @@ def lacking_rights(conn: psycopg.Connection[Any], tables: Mapping[TableName, Seq
         findings = _reading([rows[oid] for oid in oids if oid in rows], role, name)
         statements = [statement.rstrip(";") for finding in findings for statement in finding.sql]
         if statements:
-            lacking[table] = f"role {role} may not read all of it: {'; '.join(statements[:_STATEMENTS])}"
+            lacking[table] = f"role {role} may not read the whole table: run {'; '.join(statements[:_STATEMENTS])}"
     return lacking
 
 
@@ -137,8 +137,8 @@ def _publishing(
                              (f"GRANT CREATE ON DATABASE {database} TO {quoted_role(conn, role)};",)))  # fmt: skip
     if foreign:
         also = f", nor create a publication in database {database}" if changes.make and database else ""
-        found.append(Finding("error", named(foreign), f"not owned by role {role}, so it cannot publish them{also}",
-                             f"{BY_OWNER}, or exclude them in the setting `tables`"))  # fmt: skip
+        what = f"not owned by role {role}, so the role cannot publish them{also}"
+        found.append(Finding("error", named(foreign), what, f"{BY_OWNER}, or exclude them in the setting `tables`"))
     names = not_owned(conn, role, changes.alter)
     if names and not foreign:
         thing = f"publication {', '.join(names)}"

@@ -78,7 +78,9 @@ def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
         f"ALTER TABLE {one} REPLICA IDENTITY FULL"
     )  # fmt: skip
     if reason == NO_PARTITION:
-        what = f"{reason}: {whose} updates are replicated once {each} has a partition that can be published for them"
+        what = (
+            f"{reason}: {whose} updates are replicated once {each} has a partition that can be published with updates"
+        )
         return Finding("info", thing, what)
     return Finding(
         "warning", thing, f"{reason}: {whose} updates and deletes are not replicated",
@@ -141,7 +143,7 @@ def _relation_findings(relation: CatalogRelation, entry: Published, *, toastable
     if entry.row_filter and entry.updates and toastable and relation.replica_identity != "f":
         yield Finding(
             "warning", thing, "has a row filter and columns that may be stored out of line: an update that moves a row "
-            "into the filter may arrive without their values; the table is then set aside",
+            "into the filter may arrive without the values of these columns; the table is then set aside",
             f"ALTER TABLE {relation.name} REPLICA IDENTITY FULL",
         )  # fmt: skip
 

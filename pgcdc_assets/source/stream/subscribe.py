@@ -76,13 +76,13 @@ def check_identity(
     if source.system_identifier != log.system_identifier:
         raise IdentityMismatch(
             f"belongs to system {log.system_identifier}, but the source is system {source.system_identifier}",
-            thing=thing, do="set `source` or `lake` to the matching one, or copy into a new lake",
+            thing=thing, do="set `source` to the source of this lake, or set `lake` to a different or new lake",
         )  # fmt: skip
     if not log.is_of_same_database(replace(log, database=source.database, database_oid=source.database_oid)):
         raise IdentityMismatch(
             f"belongs to database {log.database} (OID {log.database_oid}), but the source is database "
             f"{source.database} (OID {source.database_oid})",
-            thing=thing, do="set `source` or `lake` to the matching one, or copy into a new lake",
+            thing=thing, do="set `source` to the source of this lake, or set `lake` to a different or new lake",
         )  # fmt: skip
     end = LakeEnd(transform_lsn, highest)
     _check_timeline(stream, source.timeline, log_timeline, end)
@@ -128,9 +128,9 @@ def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, 
         )  # fmt: skip
     fork = stream.timeline_history(now).get(log_timeline)
     if fork is None or end.lsn > fork:
-        left = f"left it at {fork}" if fork is not None else "does not descend from it"
+        left = f"left that timeline at {fork}" if fork is not None else "does not descend from that timeline"
         raise IdentityMismatch(
-            f"{end} on timeline {log_timeline}, but the source, on timeline {now}, {left}",
+            f"{end} on timeline {log_timeline}, but the source is on timeline {now}, which {left}",
             thing=end.thing, do=NEW_LAKE,
         )  # fmt: skip
 
