@@ -207,7 +207,7 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
     columns = {column.name: column for column in relation.columns} if relation else {}
     newest, leaf = table.highest_attnum, _numbered(table, shape)
     if not table.key:
-        return Unreadable(f"column {new[0].name!r} is new, and mirrors of tables without a key cannot get new columns")
+        return Unreadable(f"column {new[0].name!r} is new; the table has no key, so its mirror cannot get new columns")
     if leaf is None and _leaf(table, shape):
         return Unreadable(
             f"column {new[0].name!r} is new in a partition whose columns are in another order than its table's"

@@ -82,7 +82,7 @@ def test_a_version_number_is_committed_only_once(rows: Rows) -> None:
 
 def test_a_position_is_committed_only_once(rows: Rows) -> None:
     rows.change([1], set())
-    with pytest.raises(LakeError, match="is at 1 of app"):
+    with pytest.raises(LakeError, match="already records 1 for app"):
         rows.change([2], set(), transaction=1)
 
 
