@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-ROOM = "free space or fix the problem there, then run again: it continues where it stopped"
+ROOM = "free space or fix the problem there, then run the command again: it continues where it stopped"
 """The advice if the operating system refuses to write."""
 
 
@@ -132,7 +132,7 @@ class UnknownFormat(PgcdcError):
 class LockHeld(PgcdcError):
     """Another process writes to this lake. Wait for the process that the message names, or stop it."""
 
-    advice = "wait for it, or stop it"
+    advice = "wait for that process, or stop it"
 
 
 class LeaseLost(PgcdcError):
@@ -140,7 +140,7 @@ class LeaseLost(PgcdcError):
     writes, and nothing is lost. Run the command again if no other process has taken over."""
 
     retryable = True
-    advice = "nothing is lost: the process that writes now continues from there"
+    advice = "nothing is lost: the process that now writes to the lake continues where this one stopped"
 
 
 # Source ---------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class SparkDied(PgcdcError):
     with a lower ``spark.driver.memory``."""
 
     retryable = True
-    advice = "run it again: nothing is half done; if the system ran out of memory, lower `spark.driver.memory`"
+    advice = "run the command again: nothing is half done; if the system ran out of memory, lower `spark.driver.memory`"
 
 
 class LakeError(PgcdcError):
@@ -300,7 +300,7 @@ class RegistryUnreachable(PgcdcError):
     consistent points try again. Check the catalog's address and credentials."""
 
     retryable = True
-    advice = "replication continues; the next points try again"
+    advice = "replication continues; pgcdc tries again at the next consistent point"
 
 
 class RegistryRefused(PgcdcError):
@@ -320,8 +320,8 @@ class TornLog(LakeError):
     moves the incomplete file aside if no consistent point needs it."""
 
     advice = (
-        "the next `pgcdc sync` moves it aside if no consistent point needs it; otherwise restore the file, or move the "
-        "table's folder away and copy the table again with `pgcdc snapshot`"
+        "the next `pgcdc sync` moves the file aside if no consistent point needs it; otherwise restore the file, or "
+        "move the table's folder away and copy the table again with `pgcdc snapshot`"
     )
 
 

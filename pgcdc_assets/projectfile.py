@@ -75,10 +75,10 @@ def save_source(source: str) -> bool:
             written = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
         # A value that extends over several lines, or a map in braces, is not edited.
         if _parsed(written) != {**before, "source": wanted}:
-            raise SettingsError("has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand)
+            raise SettingsError("has a form to which no line can be added", thing=str(SETTINGS_FILE), do=by_hand)
         write_whole(SETTINGS_FILE, written.encode())
     except yaml.YAMLError:
-        raise SettingsError("has a form that a line cannot be added to", thing=str(SETTINGS_FILE), do=by_hand) from None
+        raise SettingsError("has a form to which no line can be added", thing=str(SETTINGS_FILE), do=by_hand) from None
     except OSError as error:
         raise SettingsError(f"cannot be written: {error.strerror}", thing=str(SETTINGS_FILE), do=by_hand) from None
     return True

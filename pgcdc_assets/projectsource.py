@@ -72,12 +72,14 @@ def is_embedded(settings: Settings) -> bool:
     saved, own = _saved(settings), shop.server(settings.state).system_identifier
     if saved and all(found.identity.system_identifier == own for found in saved):
         return True
-    unset = f"PGCDC_SOURCE is not set, nor `source` in {SETTINGS_FILE}"
+    unset = f"neither PGCDC_SOURCE nor `source` in {SETTINGS_FILE} is set"
     if saved:
-        raise WrongSource(f"{unset}; {saved[0].thing} was set up for {saved[0]}", do="set it to that source")
+        raise WrongSource(
+            f"{unset}; {saved[0].thing} was set up for {saved[0]}", do="set one of the two to that source"
+        )
     raise WrongSource(
-        unset, do="set it to your database, like PGCDC_SOURCE='host=db.example.org dbname=shop user=replicator', or "
-                  f"to `{EMBEDDED}` for a PostgreSQL with a sample shop",
+        unset, do="set one of the two to your database, like PGCDC_SOURCE='host=db.example.org dbname=shop "
+                  f"user=replicator', or to `{EMBEDDED}` for a PostgreSQL with a sample shop",
     )  # fmt: skip
 
 
@@ -167,8 +169,8 @@ def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None)
         raise WrongSource(
             f"{is_}, but {one.thing} was set up for {one}",
             thing="embedded PostgreSQL" if embedded else f"source {redacted(source_of(settings))}",
-            do=f"set PGCDC_SOURCE, or `source` in {SETTINGS_FILE}, to that source, or use a new folder for the other; "
-               "if that source is gone: `pgcdc teardown --forget`",
+            do=f"set PGCDC_SOURCE, or `source` in {SETTINGS_FILE}, to that source, or use a new folder for the other "
+               "source; if that source is gone, run `pgcdc teardown --forget`",
         )  # fmt: skip
 
 

@@ -111,11 +111,11 @@ def _object_store(url: str) -> str:
 def _refuse_shared_folder(lake: str) -> None:
     """Raise ValueError for a folder that is or contains the project's folder or the user's home."""
     if not lake:
-        raise ValueError("is empty; name a folder, like lake")
+        raise ValueError("is empty; give a folder, for example ./lake")
     place = os.path.realpath(lake)
     for folder, whose in ((os.getcwd(), "the project's folder"), (os.path.expanduser("~"), "your home")):
         if Path(os.path.realpath(folder)).is_relative_to(place):
-            raise ValueError(f"{place} is {whose}, or contains it; use a separate folder, like lake")
+            raise ValueError(f"{place} is {whose}, or contains it; use a separate folder, for example ./lake")
 
 
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
@@ -287,7 +287,7 @@ class Settings(BaseSettings):
         if odd := _UNOPENED.search(str(path)):
             raise ValueError(f"no Delta table can be opened under {path}, because of {odd[0]!r} in the path")
         if in_the_way := next((one for one in (path, *path.parents) if os.path.isfile(one)), None):
-            raise ValueError(f"{in_the_way} is a file; name a folder")
+            raise ValueError(f"{in_the_way} is a file; give a folder")
         _refuse_shared_folder(str(value))
         return Path(value)
 

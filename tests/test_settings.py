@@ -77,7 +77,7 @@ def test_lake_that_contains_the_project_or_the_home_is_refused(
 def test_empty_lake_setting_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text('lake: ""\n')
-    with pytest.raises(SettingsError, match="setting `lake`: is empty; name a folder"):
+    with pytest.raises(SettingsError, match="setting `lake`: is empty; give a folder"):
         Settings.load()
 
 
@@ -271,7 +271,7 @@ def test_lake_that_is_a_file_or_inside_a_file_is_refused(tmp_path: Path, monkeyp
     file.touch()
     for lake in (file, file / "lake"):
         monkeypatch.setenv("PGCDC_LAKE", str(lake))
-        with pytest.raises(SettingsError, match=f"setting `lake`: {file} is a file; name a folder"):
+        with pytest.raises(SettingsError, match=f"setting `lake`: {file} is a file; give a folder"):
             Settings.load()
 
 

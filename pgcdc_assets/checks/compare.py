@@ -88,9 +88,7 @@ def _of_inserts_only(report: TableReport) -> str | None:
     if report.equal:
         return told
     if report.explained:
-        return (
-            f"{told}, so rows that the source changed or deleted later differ; damage to such rows cannot be detected"
-        )
+        return f"{told}, so rows that the source changed or deleted differ; damage to such rows cannot be detected"
     return f"{told}, but that does not explain all missing rows"
 
 

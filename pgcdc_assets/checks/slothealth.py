@@ -208,8 +208,8 @@ def _source(facts: Facts) -> Iterator[Problem]:
     if matches_standby_names(source.synchronous_standby_names, APPLICATION):
         yield error(
             ProblemCode.SOURCE_WAITS_FOR_US, "source", "waits for pgcdc at every commit: synchronous_standby_names = "
-            f"{source.synchronous_standby_names!r} matches its application_name {APPLICATION!r}",
-            "list each standby by name there",
+            f"{source.synchronous_standby_names!r} matches pgcdc's application_name {APPLICATION!r}",
+            "list each standby by name in synchronous_standby_names",
         )  # fmt: skip
 
 

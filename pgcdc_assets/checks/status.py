@@ -301,12 +301,15 @@ def _nameless(layout: Layout) -> list[Problem]:
     """Problems for lock files that another program holds. Such a lock file does not name its holder."""
     stopped: dict[Location, tuple[Severity, str]] = {
         layout.lock: ("error", "nothing can be written to the lake"),
-        layout.hold: ("warning", f"mirrors wait {UNNAMED_SECONDS:g} s for it, and `pgcdc verify` is refused"),
+        layout.hold: (
+            "warning",
+            f"a sync updates no mirror for up to {UNNAMED_SECONDS:g} s, and `pgcdc verify` is refused",
+        ),
         layout.waiting: ("warning", "commands that wait for a running sync are refused"),
     }
     do = "end that process, for example a backup that locks the files that it reads; `fuser` and `lslocks` show it"
     return [
-        Problem(severity, f"file {place}", "is locked by an unknown process, or by one of another account: "
+        Problem(severity, f"file {place}", "is locked by an unknown process, or by a process of another account: "
                 f"{what}", do, ProblemCode.LAKE_LOCKED)
         for place in lock.nameless(layout) for severity, what in [stopped[place]]
     ]  # fmt: skip

@@ -87,7 +87,7 @@ def _unpublished(facts: Facts) -> Iterator[Problem]:
             where = f", and its mirror stays at {stand[name]}" if name in stand else ""
             yield error(
                 ProblemCode.TABLE_UNPUBLISHED,
-                f"table {name}", "is no longer published, or is a new table with the same name: its changes are "
+                f"table {name}", "is no longer published, or was replaced by a new table of this name: its changes are "
                 f"being lost{where}", add,
             )  # fmt: skip
         elif source.ours:
@@ -127,7 +127,7 @@ def _untaken(facts: Facts) -> Iterator[Problem]:
     states = {table.name: table.state for table in facts.tables}
     for lost in facts.untaken:
         rows = lost.rows
-        what = f"{rows.rows} of its rows, between {rows.start} and {rows.end}, are in no mirror"
+        what = f"{rows.rows} of its rows, between LSNs {rows.start} and {rows.end}, are in no mirror"
         if lost.table is None:
             yield warning(
                 ProblemCode.ROWS_IN_NO_MIRROR,
@@ -315,7 +315,7 @@ def _messages(facts: Facts) -> Iterator[Problem]:
         yield error(
             ProblemCode.MESSAGES_BEHIND,
             thing, f"is at {found.complete_to}, below the newest consistent point {published}",
-            "the log keeps its messages: run `pgcdc sync`, and read its output",
+            "no message is lost, because the log keeps them: run `pgcdc sync`, and read the output",
         )  # fmt: skip
 
 
@@ -333,7 +333,7 @@ def _unregistered(facts: Facts) -> Iterator[Problem]:
     """A warning for each entry that the catalog of query engines lacks. Replication is not affected."""
     for name, reason in facts.unregistered.items():
         thing = f"entry of table {name}" if name else "registry"
-        do = "see docs/guides/catalogs.md; the next points try again"
+        do = "see docs/guides/catalogs.md; pgcdc tries again at the next consistent point"
         yield warning(ProblemCode.REGISTRY_BEHIND, thing, f"is not up to date: {reason}", do)
 
 

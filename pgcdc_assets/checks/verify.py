@@ -138,7 +138,9 @@ class _Comparing:
             if not chosen or len(outdated) < len(chosen):
                 point = self.reach(lsn)
                 if point.replay_lsn != lsn:
-                    raise LakeError(f"the mirrors are at {point.replay_lsn}", lsn=lsn)
+                    raise LakeError(
+                        f"the mirrors, which are at {point.replay_lsn}, cannot be compared with the snapshot", lsn=lsn
+                    )
                 versions = point.tables
             for name in chosen:
                 try:

@@ -74,7 +74,7 @@ class RangeType(click.ParamType["LsnRange"]):
             self.fail(str(error), param, ctx)
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 
 
 def use_log_format(value: str) -> None:

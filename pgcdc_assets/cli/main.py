@@ -37,7 +37,7 @@ from pgcdc_assets.settings import STATE_FOLDER, unknown_variables
 from pgcdc_assets.store.localfiles import private_log
 
 FAILURE_FILE = STATE_FOLDER / "failure.txt"
-_INTERRUPTED = "interrupted; nothing is half done, and the next run continues from there"
+_INTERRUPTED = "interrupted; nothing is half done, and the next run continues where this one stopped"
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -70,7 +70,7 @@ def _print(report: MaintenanceReport) -> None:
         say(f"deleted from Dagster: {report.runs} runs with their events")
     say(f"the log starts at {report.log_start}; the oldest consistent point is {report.oldest_point or 'none'}")
     if report.left:
-        say(f"pgcdc: ended early: {len(report.left)} tables are left for the next maintenance", err=True)
+        say(f"pgcdc: ended early; tables left for the next maintenance: {len(report.left)}", err=True)
     for _, error in report.failed:
         say(f"pgcdc: {error}", err=True)
 
@@ -91,7 +91,7 @@ def forget(tables: tuple[TableName, ...], yes: bool) -> int:
                 say(f"{stage}: {message}", err=True)
 
     def no_spark() -> NoReturn:
-        raise AssertionError("nothing that is deleted is read")
+        raise AssertionError("forget needs no Spark")
 
     settings = project_settings()
     names = ", ".join(str(table) for table in tables)

@@ -41,9 +41,11 @@ class AddressType(click.ParamType["tuple[str, int]"]):
 
 
 @click.command(epilog=examples("pgcdc metrics", "pgcdc metrics --listen 0.0.0.0:9187"))
-@click.option("--listen", type=AddressType(), help=f"Serve {_PATHS} here, such as :{PORT}. Without HOST: {HOST}.")
+@click.option(
+    "--listen", type=AddressType(), help=f"Serve {_PATHS} at this address, such as :{PORT}. Default host: {HOST}."
+)
 @click.option("--ready-within", type=click.FloatRange(min=1), default=60.0, show_default=True, metavar="SECONDS",
-              help="/readyz fails if nothing has moved for this long although something waits.")  # fmt: skip
+              help="/readyz fails if changes wait and replication makes no progress for this long.")  # fmt: skip
 def metrics(listen: tuple[str, int] | None, ready_within: float) -> int:
     """Print metrics for Prometheus, or serve them. Works while the sync, the source or the lake is down."""
     from prometheus_client import CollectorRegistry, generate_latest

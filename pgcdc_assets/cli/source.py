@@ -258,7 +258,7 @@ def _remove_lake(settings: Settings) -> None:
     if left := remove_lake(settings.layout):
         more = f" and {len(left) - 1} more" if left[1:] else ""
         say(f"removed this project's files from lake {root}")
-        say(f"pgcdc: folder {root} stays, because it has files of others: {left[0]}{more}", err=True)
+        say(f"pgcdc: folder {root} stays, because it contains files of other programs: {left[0]}{more}", err=True)
     else:
         say(f"removed lake {root}")
 

@@ -174,14 +174,14 @@ def print_status(found: Status) -> None:
     data = found.to_json()
     slot = data["slot"]
     if slot:
-        reader = f"read by {data['at_work']}" if data["at_work"] else "not read now"
+        reader = f"read by {data['at_work']}" if data["at_work"] else "not being read"
         if slot["active"]:
             reader = f"read by pid {slot['active_pid']}"
         say(f"slot {slot['name']}: wal_status {slot['wal_status']}, {reader}")
         done = slot["decoded"]
         say(
             f"decoded              {done['total_txns']:,} transactions, {done['total_bytes']:,} bytes; spilled on the "
-            f"source {done['spill_bytes']:,}, streamed {done['stream_bytes']:,}"
+            f"source {done['spill_bytes']:,} bytes, streamed {done['stream_bytes']:,} bytes"
         )
         say(f"confirmed_flush_lsn  {slot['confirmed_flush_lsn'] or '-'}")
     if found.in_progress is not None:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog=examples("pgcdc sync", "pgcdc sync --until 0/16B3748"))
-@click.option("--until", type=LsnType(), help="Stop at this LSN instead of now.")
+@click.option("--until", type=LsnType(), help="Stop at this LSN instead of the source's current LSN.")
 @as_json
 def sync(until: Lsn | None, as_json: bool) -> int:
     """Copy new tables, bring all mirrors up to date, and end."""
     report = _synced("sync", until=None if until is None else str(until))
     _print_sync(report, as_json)
     if until is not None and until <= report.start and not report.transactions:
-        say(f"pgcdc: {until} is in the past: nothing was received", err=True)
+        say(f"pgcdc: the lake had already reached LSN {until}, so nothing was received", err=True)
     return _code(report)
 
 
@@ -59,7 +59,13 @@ def heal(tables: tuple[TableName, ...]) -> int:
 
 @click.command(epilog=examples("pgcdc repair public.orders --range 0/16B3748..0/16C0000"))
 @click.argument("table", type=TableType(), metavar="TABLE")
-@click.option("--range", "span", type=RangeType(), required=True, help="An LSN range X/Y..X/Y, or a partition key.")
+@click.option(
+    "--range",
+    "span",
+    type=RangeType(),
+    required=True,
+    help="An LSN range X/Y..X/Y, or the key of a partition of `change_log` in Dagster.",
+)
 def repair(table: TableName, span: LsnRange) -> int:
     """Rebuild, from the change log, the rows that an LSN range touched. Works while a sync runs."""
     settings = project_settings()
@@ -76,8 +82,8 @@ def repair(table: TableName, span: LsnRange) -> int:
 
 @click.command(epilog=examples("pgcdc until --current", "pgcdc until 0/16B3748", "pgcdc until --clear"))
 @click.argument("lsn", type=LsnType(), required=False)
-@click.option("--current", is_flag=True, help="The source's current LSN.")
-@click.option("--clear", is_flag=True, help="Cancel the request.")
+@click.option("--current", is_flag=True, help="End at the source's current LSN.")
+@click.option("--clear", is_flag=True, help="Cancel the request to end at an LSN.")
 def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
     """Make the running sync, and the sensor's runs, end at an LSN. Later runs end there too, until --clear."""
     from pgcdc_assets.flow.requests import follow_until
@@ -136,7 +142,7 @@ def _print_sync(report: SyncReport, as_json: bool) -> None:
     from pgcdc_assets.mirror.delta.mirrorschema import way_back
 
     if report.paused:
-        say(f"pgcdc: nothing was applied: the log is at {report.transform_lsn}", err=True)
+        say(f"pgcdc: apply is paused: the changes up to {report.transform_lsn} are only in the change log", err=True)
     for table, reason in report.set_aside:
         do = way_back(table, refused=table in report.refused)
         say(f"pgcdc: {table} is set aside: {reason}; {do}", err=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 IN_ONE_RUN = dg.BackfillPolicy.single_run()
 """Dagster makes one run for a backfill. The engine processes all its ranges as one range, and starts Spark once."""
 
-COPY_AGAIN = "Copy the selected tables again. Without it, only tables that have no copy yet are copied."
+COPY_AGAIN = "Copy the selected tables again. Without this option, only tables that have no copy yet are copied."
 
 Chosen = Mapping[str, Table]
 """The tables that a run selects, by the names of their op outputs."""
@@ -53,9 +53,9 @@ def change_log_asset(of: Replication) -> dg.AssetsDefinition:
         of,
         of.names.change_log,
         of.names.slot,
-        "The messages of logical replication as PostgreSQL sent them: append-only, durable before the slot is "
-        "confirmed. Written by the sync job. Materializing a range by hand only checks that the log contains all of "
-        "it; nothing is received again.",
+        "The messages of logical replication as PostgreSQL sent them. They are durable before the slot is "
+        "confirmed. The sync job writes them. Materializing a range by hand only checks that the log contains the "
+        "whole range. It receives nothing again.",
         "check of the change log",
         lambda engine, span: engine.check_range(span),
         metadata.of_log,
@@ -68,7 +68,7 @@ def messages_asset(of: Replication) -> dg.AssetsDefinition:
         of.names.messages,
         of.names.change_log,
         "Logical messages (pg_logical_emit_message) with the prefixes in the setting `messages`, in commit order. "
-        "Written by the sync job. Lake(root).at(lsn).messages() reads the messages up to a consistent point. "
+        "The sync job writes them. Lake(root).at(lsn).messages() reads the messages up to a consistent point. "
         "Materializing a range rebuilds it from the change log.",
         "messages",
         lambda engine, span: engine.messages_range(span),
@@ -282,7 +282,7 @@ def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Select
         own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)
         if len(selection.ranges) > 1:
             counted = (
-                f"{len(selection.ranges)} partitions together, {selection.span}; counts are recorded with the last one"
+                f"{len(selection.ranges)} partitions together, {selection.span}; the last one records their counts"
             )
             own["counted"] = dg.MetadataValue.text(counted)
         context.add_asset_metadata(found | own if span == last else own, asset_key=key, partition_key=span.key)

@@ -30,8 +30,10 @@ class PgcdcScaffold(dg.Model):
 class PgcdcFreshness(dg.Model, dg.Resolvable):
     """The freshness policy of ``consistent_points``, in texts like ``15 minutes``."""
 
-    fail: Annotated[str, Field(description="Fail if the mirrors were not current for this long, like 15 minutes.")]
-    warn: Annotated[str | None, Field(description="Warn after this time, like 5 minutes.")] = None
+    fail: Annotated[str, Field(description="Fail if the mirrors have not been current for this long, like 15 minutes.")]
+    warn: Annotated[
+        str | None, Field(description="Warn if the mirrors have not been current for this long, like 5 minutes.")
+    ] = None
 
     def policy(self) -> dg.FreshnessPolicy:
         """Raises SettingsError for a text that is not a duration."""
@@ -60,7 +62,9 @@ class PgcdcScaffolder(dg.Scaffolder[PgcdcScaffold]):
 class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
     """Delta Lake tables kept exactly equal to one PostgreSQL database."""
 
-    name: Annotated[str, Field(description="The source's name. All its names in Dagster begin with it.")]
+    name: Annotated[
+        str, Field(description="The source's name. The names of its assets and jobs in Dagster begin with it.")
+    ]
     source: Annotated[str, Field(description="A libpq conninfo or URL, like {{ env.SHOP_DSN }}.")]
     lake: Annotated[str, Field(description="A folder of the project, or the URL of a folder in an object store.")]
     state: Annotated[
@@ -75,7 +79,8 @@ class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
     ] = ()
     settings: Annotated[Mapping[str, Any], Field(description="Other settings; see docs/reference/settings.md.")] = {}
     freshness: Annotated[
-        PgcdcFreshness | None, Field(description="How old the newest consistent point may be. No policy if unset.")
+        PgcdcFreshness | None,
+        Field(description="How old the newest consistent point may be. Without it, there is no freshness policy."),
     ] = None
     translation: Annotated[
         TranslationFn[PgcdcTable] | None,

@@ -116,7 +116,7 @@ def busy(runs: Runs, now: float) -> str | None:
         pause = min(_FIRST_PAUSE_SECONDS * 2 ** (runs.failures - 1), _LONGEST_PAUSE_SECONDS)
         left = runs.last_ended + pause - now
         if left > 0:
-            return f"the last {runs.failures} runs failed ({runs.why}); next try in {left:.0f} s"
+            return f"failed runs in a row: {runs.failures} ({runs.why}); next try in {left:.0f} s"
     return None
 
 
@@ -124,21 +124,23 @@ def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision
     """Requests a run if there are changes to apply or tables to copy, or if the source is 16 MiB of WAL ahead. If it is
     not known whether anything was published, requests a run after WAL has grown for ``range_seconds``."""
     if state.unapplied and not state.paused:
-        return Decision(True, f"{state.unapplied} batches of the log are not applied")
+        return Decision(True, f"batches of the log that are not applied yet: {state.unapplied}")
     if state.endpos is not None and state.position >= state.endpos:
         return Decision(False, f"syncs end at {state.endpos} until `pgcdc until --clear`")
     if state.to_copy and not state.paused:
-        return Decision(True, f"{state.to_copy} tables are to be copied")
+        return Decision(True, f"tables to copy: {state.to_copy}")
     ahead = state.flush_lsn - state.position
     if ahead <= 0:
         return Decision(False, f"the source is at {state.flush_lsn}, and so are the mirrors", current=True)
     if state.published:
-        return Decision(True, f"published changes wait in the slot, {ahead} bytes of WAL")
+        return Decision(True, f"published changes wait in the slot: the lake is {ahead} bytes of WAL behind the source")
     if state.tables_changed:
         return Decision(True, "tables of the source were created, renamed or dropped")
     if ahead >= FOREIGN_WAL_BYTES:
-        return Decision(True, f"the source is {ahead} bytes of WAL ahead")
+        return Decision(True, f"the source is {ahead} bytes of WAL ahead of the lake")
     if state.published is None and state.now - cursor.since >= range_seconds:
-        return Decision(True, f"the source has written WAL for {state.now - cursor.since:.0f} s")
+        return Decision(
+            True, f"the source has written WAL, and the lake has not advanced for {state.now - cursor.since:.0f} s"
+        )
     current = state.published is False and not state.unapplied
-    return Decision(False, f"nothing published in {ahead} bytes of WAL", current=current)
+    return Decision(False, f"no published change is known in the source's last {ahead} bytes of WAL", current=current)

@@ -68,7 +68,9 @@ def of_structure(report: StructureChange) -> Metadata:
         lsns(since_lsn=report.since)
         | numbers({"version": report.version})
         | {
-            "followed": dg.MetadataValue.text("by a new copy" if report.copied else "by its own rows"),
+            "followed": dg.MetadataValue.text(
+                "the table was copied again" if report.copied else "the mirror was changed"
+            ),
             "from": dg.MetadataValue.text(_columns_of(report.before)),
             "to": dg.MetadataValue.text(_columns_of(report.after)),
         }

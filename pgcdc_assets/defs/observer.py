@@ -72,9 +72,9 @@ class DagsterObserver:
 
         log = ChangeLog(self._layout)
         if log.exists and (gone := self._ranges.prune(log.start, log.position())):
-            self._context.log.info(f"deleted {len(gone)} range keys that are not in the change log")
+            self._context.log.info(f"deleted the keys of ranges that are no longer in the change log: {len(gone)}")
         for hole in self._ranges.mend():
-            self._context.log.warning(f"range {hole} had lost its partition key: registered again as one range")
+            self._context.log.warning(f"range {hole} had lost its partition key, and was registered again as one range")
         for key in self._ranges.odd():
             what = f"partition {key!r} of {self._ranges.name} is not a range of the change log: skipped"
             self._context.log.warning(f"{what}; {DELETE}")

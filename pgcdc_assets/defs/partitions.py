@@ -144,7 +144,10 @@ class Selection:
                 f"partition {key!r} of {self._of} is not a range of the change log: skipped; {DELETE}"
                 for key in self.odd
             ),
-            *(f"range {hole} has lost its partition key: it is processed with its neighbours" for hole in self.holes),
+            *(
+                f"range {hole} has lost its partition key: it is processed together with the selected ranges"
+                for hole in self.holes
+            ),
         ]
 
 

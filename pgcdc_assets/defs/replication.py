@@ -46,8 +46,8 @@ class PgcdcTranslator:
         group = data.names.of(data.stage)
         if data.stage == "snapshot":
             text = (
-                f"Snapshot copies of {name}, each exact at its consistent point. The sync job copies a table once. For "
-                "a new copy, materialize any partition with `copy_again: true` in the run's configuration."
+                f"Snapshot copies of {name}. Each copy equals the table at one LSN. The sync job copies a table once. "
+                "For a new copy, materialize any partition with `copy_again: true` in the run's configuration."
             )
             return dg.AssetSpec(data.key, kinds={"spark", "postgres"}, group_name=group, description=text)
         if data.stage == "changes":
@@ -55,7 +55,7 @@ class PgcdcTranslator:
                 f"Typed change feed of {name}, in commit order. Materializing a range rebuilds it from the change log."
             )
             return dg.AssetSpec(data.key, kinds={"spark", "deltalake"}, group_name=group, description=text)
-        follows = "" if table.updates_seen else " Its updates and deletes are not applied."
+        follows = "" if table.updates_seen else " Updates and deletes are not applied."
         comment = f"{metadata.shortened(table.comment)}\n\n" if table.comment else ""
         return dg.AssetSpec(
             data.key,
@@ -68,7 +68,7 @@ class PgcdcTranslator:
                 "dagster/uri": dg.MetadataValue.text(data.uri),
             },
             description=f"{comment}{name}, equal to the source at its replay_lsn.{follows} Materialize a range above "
-            "replay_lsn to apply it, or an older range to repair the rows that it touched.",
+            "replay_lsn to apply it, or an older range to repair the rows that the range touched.",
         )
 
 

@@ -109,7 +109,7 @@ def stop_for_waiting_runs(context: dg.OpExecutionContext, names: Names, stop: th
 def _watch_queue(context: dg.OpExecutionContext, names: Names, stop: threading.Event, done: threading.Event) -> None:
     while not done.wait(_LOOK_SECONDS):
         if runs_of(context.instance, names, [dg.DagsterRunStatus.QUEUED]) or waiting_for_pool(context.instance, names):
-            context.log.info("another run of this source waits: this one ends at the next boundary")
+            context.log.info("another run of this source waits, so this run ends as soon as it can stop cleanly")
             stop.set()
             return
 

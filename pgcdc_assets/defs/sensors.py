@@ -242,7 +242,7 @@ def _still_current(of: Replication, cursor: Cursor, instance: dg.DagsterInstance
     if of.freshness is None or time.time() - cursor.fresh < _CURRENT_SECONDS:
         return None
     known = of.register(instance).known()
-    what = "nothing was published since this range: the newest consistent point is current"
+    what = "the source has published nothing after this range, so the newest consistent point is current"
     return dg.AssetMaterialization(
         of.placed(of.names.consistent_points), partition=known[-1].key, description=what
     ) if known else None  # fmt: skip

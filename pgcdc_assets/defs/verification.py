@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.core.names import TableName
 
 VERIFY_CHECK = "equal_to_source"
-_REPEATED = " (the last result: a run that materializes assets does not verify them)"
+_REPEATED = " (the result of the last comparison; materializing an asset does not compare it again)"
 
 
 def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
@@ -35,11 +35,15 @@ def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
     asset keys. The decorator refuses keys with special characters, and may give the same name to different keys.
     """
     specs = {
-        "slot": dg.AssetCheckSpec(SLOT_CHECK, asset=of.names.slot, description="Slot, publication, source settings")
+        "slot": dg.AssetCheckSpec(
+            SLOT_CHECK, asset=of.names.slot, description="Checks the slot, the publication and the source's settings."
+        )
     }
     for table in catalog.tables:
         specs[op_name("mirror", table.name)] = dg.AssetCheckSpec(
-            MIRROR_CHECK, asset=of.spec("mirror", table).key, description="Replicated exactly, not set aside"
+            MIRROR_CHECK,
+            asset=of.spec("mirror", table).key,
+            description="The table is replicated exactly, and is not set aside.",
         )
     specs |= verify_specs(of, catalog)
 

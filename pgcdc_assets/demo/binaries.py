@@ -33,7 +33,9 @@ def programs(version: int) -> Path:
         raise MachineError(f"PostgreSQL {version} is not among {sorted(_FOLDERS)}", thing="embedded PostgreSQL")
     folder = Path(spec.origin).parent / _FOLDERS[version] / "bin"
     if not (folder / "postgres").is_file():
-        raise MachineError(f"{folder} holds no server", thing="embedded PostgreSQL", do="reinstall pgcdc_assets")
+        raise MachineError(
+            f"{folder} contains no PostgreSQL server", thing="embedded PostgreSQL", do="reinstall pgcdc_assets"
+        )
     return folder
 
 

@@ -43,7 +43,7 @@ class Lake:
         point, where = self._point(lsn)
         if point is None:
             oldest = self._points.oldest()
-            do = f"the oldest is {oldest}" if oldest is not None else "run `pgcdc sync` first"
+            do = f"the oldest point is {oldest}" if oldest is not None else "run `pgcdc sync` first"
             raise LakeError(f"has no consistent point{where}", thing=f"lake {self._layout.root}", do=do)
         return LakeAt(self._layout, point)
 
@@ -77,16 +77,16 @@ class Lake:
         """
         if commit_lsn is None and xid is None:
             if a is None:
-                raise UsageError("undo needs `a`, `commit_lsn` or `xid`")
+                raise UsageError("undo needs one of the arguments `a`, `commit_lsn` or `xid`")
             return undo_range(self._at(a).table_at(table), self._at(b).table_at(table), key)
         if key is not None or a is not None or b is not None:
-            raise UsageError("undo takes a range with or without a key, or a transaction")
+            raise UsageError("undo takes either points (`a`, `b`), with or without `key`, or one transaction")
         at = self.at().table_at(table)
         lsn = commit_of(at, xid) if xid is not None else Lsn.of(commit_lsn or 0)
         later = self._points.above(lsn)
         if later is None:
             raise LakeError(
-                "has no consistent point that holds this transaction", thing=f"lake {self._layout.root}", lsn=lsn
+                "has no consistent point that contains this transaction", thing=f"lake {self._layout.root}", lsn=lsn
             )
         return undo_transaction(self.at(lsn).table_at(table), LakeAt(self._layout, later).table_at(table), lsn)
 

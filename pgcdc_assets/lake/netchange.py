@@ -74,8 +74,8 @@ def _key(table: Table, version: DeltaVersion) -> list[str]:
     held = set(version.columns.names)
     names = {column.attnum: column.name for column in (*former, *table.columns) if column.name in held}
     if not names.keys() >= set(table.key):
-        raise LakeError(f"has no key in version {version.number} that is still known", thing=f"mirror {table.name}",
-                        do="use newer points")  # fmt: skip
+        raise LakeError(f"the names of its key columns in version {version.number} are not known",
+                        thing=f"mirror {table.name}", do="use newer points")  # fmt: skip
     return [names[attnum] for attnum in table.key]
 
 
@@ -159,7 +159,7 @@ def _by_key(rows: Sequence[pa.Table], key: Sequence[str], table: Table) -> list[
         found[mine] = np.arange(len(mine))
         if (found >= 0).sum() != len(mine):
             raise LakeError("contains a key twice", thing=f"mirror {table.name}",
-                            do="its key has changed since: use newer points")  # fmt: skip
+                            do="the table's key was changed after this version: use newer points")  # fmt: skip
     return at
 
 

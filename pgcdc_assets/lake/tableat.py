@@ -109,9 +109,9 @@ def keyed(table: Table, key: Mapping[str, Any] | Any) -> dict[str, Any]:
     names = [column.name for column in table.key_columns]
     given = dict(key) if isinstance(key, Mapping) else dict(zip(names, [key], strict=False))
     if not names:
-        raise UsageError("has no key, so no row of it has a history", thing=f"table {table.name}")
+        raise UsageError("has no key, so the history of a row cannot be read", thing=f"table {table.name}")
     if sorted(given) != sorted(names):
-        raise UsageError(f"has the key {', '.join(names)}, and the call names {', '.join(given)}",
+        raise UsageError(f"has the key {', '.join(names)}, but the call gives {', '.join(given)}",
                          thing=f"table {table.name}")  # fmt: skip
     return given
 

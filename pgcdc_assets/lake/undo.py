@@ -67,8 +67,8 @@ def undo_transaction(earlier: TableAt, later: TableAt, commit_lsn: Lsn) -> str:
         keys = [_keys(side, columns) for side in (own, others)]
         if not columns or emptied or _among(keys[0], keys[1], columns).any():
             raise LakeError(
-                f"was changed in the same rows by other transactions, and no point lies between them and this one: the "
-                f"nearest points are {earlier.point.replay_lsn} and {later.point.replay_lsn}",
+                "other transactions changed the same rows as this transaction, and no consistent point separates them: "
+                f"the nearest points are {earlier.point.replay_lsn} and {later.point.replay_lsn}",
                 thing=f"table {later.name}", lsn=commit_lsn, do="undo the range between these points instead",
             )  # fmt: skip
         change = change.filter(pa.array(_among(_images_keys(change, columns), keys[0], columns)))
@@ -169,7 +169,10 @@ class _Writer:
             old, new = dict(self._texts(before)), dict(self._texts(after))
             changed = [f"{quoted(name)} = {literal(text)}" for name, text in new.items() if text != old[name]]
             if not changed:
-                raise LakeError("has rows of which only computed columns differ", thing=f"table {self.table.name}")
+                raise LakeError(
+                    "has rows that differ only in computed columns, which cannot be written",
+                    thing=f"table {self.table.name}",
+                )
             return " ".join(("UPDATE", self.name, "SET", ", ".join(changed), "WHERE", self._found(before)))
         if kind == INSERT:
             texts = dict(self._texts(after))
@@ -188,7 +191,7 @@ class _Writer:
         """A row that is inserted must get all its values. The mirror lacks columns that are not published."""
         names = ", ".join(literal(column.name) for column in self.table.columns)
         message = (
-            f"{self.table.name} has columns that its mirror lacks, so no row of it can be inserted; nothing was undone"
+            f"{self.table.name} has columns that its mirror lacks, so its rows cannot be inserted; nothing was undone"
         )
         return _COLUMNS.format(table=literal(self.name), names=names, message=literal(message))
 

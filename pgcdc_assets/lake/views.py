@@ -130,7 +130,7 @@ def refuse_same_names(tables: Iterable[TableName]) -> None:
     for table in tables:
         other = known.setdefault((table.schema.lower(), table.name.lower()), table)
         if other != table:
-            what = f"cannot be a view together with {other}, because the engine ignores case"
+            what = f"cannot be a view together with {other}, because the engine ignores case in names"
             raise LakeError(what, thing=f"table {table}", do="read only one of the two")
 
 

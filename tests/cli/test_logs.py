@@ -68,7 +68,7 @@ def test_errors_of_a_command_are_json(
     )  # fmt: skip
     assert (failed["level"], failed["class"]) == ("ERROR", "WrongSource")
     assert failed["docs"] == "docs/reference/errors.md#wrong-source"
-    assert failed["message"].startswith("PGCDC_SOURCE is not set")
+    assert failed["message"].startswith("neither PGCDC_SOURCE nor `source`")
     assert streams.out == ""
 
 

@@ -170,9 +170,10 @@ MISTAKES = (
     Mistake("conninfo", lambda r: r.shell.set(SOURCE=f"host=x password='{SECRET}"), "status", 2,
             ("setting `source`", "is not a libpq conninfo or URL", "write it like `host=")),
     Mistake("port in words", lambda r: r.shell.set(SOURCE=f"host=x port={SECRET}"), "setup", 2, ("setting `source`",)),
-    Mistake("no source", lambda r: r.shell.set(SOURCE=None), "status", 2, ("PGCDC_SOURCE is not set", "embedded")),
+    Mistake("no source", lambda r: r.shell.set(SOURCE=None), "status", 2,
+            ("neither PGCDC_SOURCE nor `source`", "embedded")),
     Mistake("mistyped variable", lambda r: r.shell.set(SOURCE=None, SORCE=f"host=x password={SECRET}"), "status", 2,
-            ("PGCDC_SORCE is not a setting; did you mean PGCDC_SOURCE?", "PGCDC_SOURCE is not set")),
+            ("PGCDC_SORCE is not a setting; did you mean PGCDC_SOURCE?", "neither PGCDC_SOURCE nor `source`")),
     # The source lacks something.
     Mistake("wal_level", _no_logical, "setup", 1,
             ("source: has wal_level = replica", "ALTER SYSTEM SET wal_level = logical;", "restart the server")),

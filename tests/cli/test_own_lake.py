@@ -149,7 +149,9 @@ def test_teardown_removes_the_lake_but_no_files_of_other_programs(noted: Shell, 
     said = noted.pgcdc("teardown", "--lake", "--yes")
     assert Path("lake").exists() == Path("lake/mine.csv").exists() == mine
     assert not Path("lake/_pgcdc").exists()
-    assert (f"folder {noted.folder / 'lake'} stays, because it has files of others: mine.csv" in said) == mine
+    assert (
+        f"folder {noted.folder / 'lake'} stays, because it contains files of other programs: mine.csv" in said
+    ) == mine
     assert "kept the change log" not in said, "it is deleted"
 
 

@@ -47,7 +47,7 @@ def test_without_the_source_variable_nothing_is_changed(shell: Shell) -> None:
     before = shell.files()
     for arguments in COMMANDS:
         said = shell.pgcdc(*arguments, expect=2)
-        assert "PGCDC_SOURCE is not set" in said
+        assert "neither PGCDC_SOURCE nor `source`" in said
         assert f"set up for postgres@{shell.database.server.socket_folder}:5432/{shell.database.name}" in said
         assert len(said.strip().splitlines()) == 2
         assert shell.files() == before, arguments

@@ -20,13 +20,13 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
     ("look", "cursor", "wanted", "why"),
     [
         pytest.param(LEVEL, OLD, False, "the source is at 0/1000", id="level"),
-        pytest.param(replace(LEVEL, to_copy=2), FRESH, True, "2 tables are to be copied", id="a table to copy"),
-        pytest.param(replace(LEVEL, unapplied=3), FRESH, True, "3 batches", id="log not applied"),
+        pytest.param(replace(LEVEL, to_copy=2), FRESH, True, "tables to copy: 2", id="a table to copy"),
+        pytest.param(replace(LEVEL, unapplied=3), FRESH, True, "not applied yet: 3", id="log not applied"),
         pytest.param(replace(AHEAD, published=True), FRESH, True, "published changes wait", id="published change"),
         pytest.param(
             replace(AHEAD, flush_lsn=Lsn(0x1001), published=True), FRESH, True, "1 bytes of WAL", id="ahead by one byte"
         ),
-        pytest.param(replace(AHEAD, published=False), OLD, False, "nothing published", id="foreign WAL, little"),
+        pytest.param(replace(AHEAD, published=False), OLD, False, "no published change", id="foreign WAL, little"),
         pytest.param(
             replace(AHEAD, published=False, tables="b", tables_changed=True), FRESH, True, "tables of the source",
             id="a new table",
@@ -35,13 +35,14 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             replace(AHEAD, published=True, tables_changed=True, endpos=Lsn(0x1000)), FRESH, False, "syncs end",
             id="a new table after the end",
         ),
-        pytest.param(AHEAD, FRESH, False, "nothing published", id="not looked at, young"),
-        pytest.param(AHEAD, OLD, True, "the source has written WAL for 60 s", id="not looked at, range_seconds old"),
+        pytest.param(AHEAD, FRESH, False, "no published change", id="not looked at, young"),
+        pytest.param(AHEAD, OLD, True, "the lake has not advanced for 60 s", id="not looked at, range_seconds old"),
         pytest.param(
             replace(AHEAD, flush_lsn=Lsn(0x1000 + FOREIGN_WAL_BYTES)), FRESH, True, "16777216 bytes", id="16 MiB"
         ),
         pytest.param(
-            replace(AHEAD, flush_lsn=Lsn(0xFFF + FOREIGN_WAL_BYTES), published=False), OLD, False, "nothing published",
+            replace(AHEAD, flush_lsn=Lsn(0xFFF + FOREIGN_WAL_BYTES), published=False), OLD, False,
+            "no published change",
             id="one byte less than 16 MiB",
         ),
         pytest.param(
@@ -56,7 +57,8 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             id="following has reached its end",
         ),
         pytest.param(
-            replace(AHEAD, unapplied=1, endpos=Lsn(0x1000)), OLD, True, "1 batches", id="what it has is applied"
+            replace(AHEAD, unapplied=1, endpos=Lsn(0x1000)), OLD, True,
+            "not applied yet: 1", id="what it has is applied"
         ),
         pytest.param(replace(AHEAD, published=True, endpos=Lsn(0x1001)), OLD, True, "changes wait", id="not yet"),
         pytest.param(replace(LEVEL, flush_lsn=Lsn(0xF00)), OLD, False, "and so are the mirrors", id="source behind us"),

@@ -140,7 +140,7 @@ def test_a_new_table_of_a_quiet_source_requests_one_run(
     settings = settings.changed(tables=("public.*",))
     conn.execute("INSERT INTO public.unpublished VALUES (1)")
     first = look(instance, settings)
-    assert "nothing published" in why(first)
+    assert "no published change" in why(first)
     conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
     second = look(instance, settings, Cursor.parse(first.cursor))
     assert second.run_requests
@@ -154,7 +154,7 @@ def test_a_new_table_that_is_not_selected_requests_no_run(
     conn.execute("INSERT INTO public.unpublished VALUES (1)")
     first = look(instance, settings)
     conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
-    assert "nothing published" in why(look(instance, settings, Cursor.parse(first.cursor)))
+    assert "no published change" in why(look(instance, settings, Cursor.parse(first.cursor)))
 
 
 @pytest.mark.long
@@ -183,7 +183,7 @@ def test_a_run_that_died_is_reported_and_the_next_run_waits(instance: dg.Dagster
     found = instance.get_run_by_id(run.run_id)
     assert found is not None
     assert found.status is dg.DagsterRunStatus.FAILURE
-    assert "the last 1 runs failed (slot s: does not exist)" in said
+    assert "failed runs in a row: 1 (slot s: does not exist)" in said
 
 
 @pytest.mark.usefixtures("level")

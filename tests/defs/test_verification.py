@@ -101,7 +101,7 @@ def test_the_check_compares_every_table_at_one_lsn(rig: Rig, instance: dg.Dagste
     kept = materialized(instance, rig)
     assert kept["t"].passed
     assert kept["t"].metadata["verified_lsn"] == found["t"].metadata["verified_lsn"]
-    assert str(kept["t"].description).startswith("equal (the last result")
+    assert str(kept["t"].description).startswith("equal (the result of the last comparison")
 
 
 @pytest.mark.long

@@ -305,7 +305,7 @@ def test_ranges_of_an_earlier_log_are_removed(instance: dg.DagsterInstance) -> N
 def test_an_error_of_pgcdc_fails_the_run_with_a_message_of_one_line(instance: dg.DagsterInstance) -> None:
     result = sync(instance, Script(error=LockHeld("`pgcdc follow` (pid 7) is writing to this lake", thing="/lake")))
     assert not result.success
-    assert failure(result) == "/lake: `pgcdc follow` (pid 7) is writing to this lake; wait for it, or stop it"
+    assert failure(result) == "/lake: `pgcdc follow` (pid 7) is writing to this lake; wait for that process, or stop it"
     (event,) = [event for event in result.all_events if event.event_type_value == "STEP_FAILURE"]
     assert event.step_failure_data.error is not None
     assert event.step_failure_data.error.cause is None

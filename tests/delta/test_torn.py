@@ -96,7 +96,7 @@ def test_a_torn_commit_is_refused_until_it_is_recovered(table: Grown, damage: Da
 def test_damage_that_a_point_depends_on_is_not_put_aside(table: Grown, damage: Damage) -> None:
     table.damage(3, damage)
     assert recover(Location.of(table.folder), promised=3).aside == ()
-    with pytest.raises(TornLog, match="moves it aside if no consistent point needs it"):
+    with pytest.raises(TornLog, match="moves the file aside if no consistent point needs it"):
         open_delta(Location.of(table.folder))
 
 

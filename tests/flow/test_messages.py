@@ -140,7 +140,7 @@ def test_unwritable_message_feed_delays_no_table(rig: Rig, monkeypatch: pytest.M
         rig.sync()
         at = Lake(rig.lake).at()
         assert at.arrow("orders").num_rows == 1
-        with pytest.raises(LakeError, match="holds no messages"):
+        with pytest.raises(LakeError, match="contains no messages"):
             at.messages()
         told = status(rig.settings)
         assert any(problem.thing == "feed of messages" for problem in told.problems)

@@ -71,7 +71,7 @@ def test_follow_mode_reconnects_after_increasing_pauses() -> None:
     assert engine.told.lines == [
         f"source: {TERMINATED}; next try in 0.01 s", f"source: {STARTING}; next try in 0.02 s",
         f"source: {HELD}; next try in 0.04 s",
-        "source: `pgcdc maintain` writes; wait for it, or stop it; next try in 0.08 s",
+        "source: `pgcdc maintain` writes; wait for that process, or stop it; next try in 0.08 s",
     ]  # fmt: skip
 
 

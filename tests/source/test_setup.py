@@ -109,7 +109,7 @@ def test_setup_creates_publications_then_the_slot_and_can_be_repeated(
     assert unseen[0] == ("tables public.child, public.deferred, public.keyless",
                          "no usable replica identity: their updates and deletes are not replicated")  # fmt: skip
     assert about(report.findings, "keys") == [
-        "5 tables replicate updates and deletes: if one loses its key or replica identity, PostgreSQL refuses its "
+        "5 tables replicate updates and deletes: if a table loses its key or replica identity, PostgreSQL refuses its "
         "UPDATE and DELETE"
     ]
     (parent,) = about(report.findings, "table public.parent")

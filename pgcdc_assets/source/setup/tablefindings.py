@@ -93,10 +93,11 @@ def key_findings(wanted: Sequence[Planned]) -> list[Finding]:
     keyed = sum(item.follows_updates for item in wanted)
     if not keyed:
         return []
+    number = "1 table replicates" if keyed == 1 else f"{keyed} tables replicate"
     return [
         Finding(
-            "info", "keys", f"{keyed} tables replicate updates and deletes: if one loses its key or replica identity, "
-            "PostgreSQL refuses its UPDATE and DELETE",
+            "info", "keys", f"{number} updates and deletes: if a table loses its key or replica identity, PostgreSQL "
+            "refuses its UPDATE and DELETE",
             "add a new key in the same transaction, or set REPLICA IDENTITY FULL first",
         )
     ]  # fmt: skip
