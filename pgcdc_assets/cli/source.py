@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
     """Prepare the source: create publication and slot. Also checks the source and saves the catalog. Safe to run
     again."""
-    from pgcdc_assets.flow.ownlake import refuse_other_lake
+    from pgcdc_assets.flow.ownlake import refuse_other_lake, refuse_other_slot
     from pgcdc_assets.projectsource import started_source
 
     settings = Settings.load()
     refuse_other_lake(settings)
+    refuse_other_slot(settings)
     if as_sql:
         return _print_script(settings, role)
     if role:
@@ -66,10 +67,11 @@ def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
 
     What another project made stays unless --shared is given. Exits with 1 if something that this project made stays.
     """
-    from pgcdc_assets.flow.ownlake import refuse_other_lake
+    from pgcdc_assets.flow.ownlake import refuse_other_lake, refuse_other_slot
 
     settings = Settings.load()
     refuse_other_lake(settings, may_be_gone=True)
+    refuse_other_slot(settings)
     things = [] if forget else _to_remove(settings, shared)
     things = things or ["the saved state of this project"]
     if lake_too:

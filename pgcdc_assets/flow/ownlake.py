@@ -5,7 +5,7 @@ compares the id of the lake's change log with the id that the project recorded."
 from __future__ import annotations
 
 from pgcdc_assets.core.layout import Layout, Location
-from pgcdc_assets.errors import PgcdcError, StoreFailed, WrongLake
+from pgcdc_assets.errors import PgcdcError, StoreFailed, WrongLake, WrongSource
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.project import ProjectNote, change_note, load_note
 from pgcdc_assets.settings import Settings
@@ -53,6 +53,22 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
             "has lost the change log that this project made there", thing=f"lake {layout.root}",
             do="put the log back, or mount its disk; if the lake was moved, set `lake` to its new place; "
                f"if the log is lost, {COPY_ANEW}",
+        )  # fmt: skip
+
+
+def refuse_other_slot(settings: Settings) -> None:
+    """Raise WrongSource if the lake's change log belongs to another slot than the setting ``slot``. Otherwise `setup`
+    would report that the log's slot is gone, and `teardown` would remove the log and leave its slot on the source."""
+    try:
+        log = ChangeLog(settings.layout)
+        slot = log.identity.slot if log.exists else settings.slot
+    except (PgcdcError, OSError, ValueError):
+        # The operation that opens the log reports this error.
+        return
+    if slot != settings.slot:
+        raise WrongSource(
+            f"is {settings.slot}, but this project was set up with slot {slot}", thing="setting `slot`",
+            do=f"set it back to {slot}; for another slot, use a new project folder and a new lake",
         )  # fmt: skip
 
 

@@ -234,6 +234,15 @@ def test_another_project_cannot_take_over_the_slot(synced: Shell, monkeypatch: p
     synced.pgcdc("sync")
 
 
+@pytest.mark.parametrize("arguments", [["setup"], ["setup", "--sql"], ["teardown", "--yes"]], ids=" ".join)
+def test_another_slot_is_refused_before_anything_changes(noted: Shell, arguments: list[str]) -> None:
+    before, files = traces(noted.database), noted.files()
+    noted.set(SLOT="other")
+    said = noted.pgcdc(*arguments, expect=2)
+    assert f"setting `slot`: is other, but this project was set up with slot s_{noted.database.name}" in said
+    assert (traces(noted.database), noted.files()) == (before, files)
+
+
 @pytest.mark.parametrize("content", ['{"lake": 1', "[" * 100_000], ids=["torn", "deep"])
 def test_an_unreadable_record_of_the_lake_is_reported(noted: Shell, content: str) -> None:
     NOTE_FILE.write_text(content)
