@@ -101,6 +101,7 @@ bench-small: install ## The rates alone, at a twentieth of the size (some minute
 
 .PHONY: docs
 docs: install ## The documentation as a site: build/docs/index.html
+	@$(BIN)/python -m docs.hooks.generated
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/docs/index.html"
 

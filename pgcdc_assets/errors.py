@@ -63,8 +63,8 @@ class SettingsError(UsageError):
 
 
 class WrongSource(SettingsError):
-    """The settings name no source, or not the source that the project was set up with. Nothing was started or written.
-    Set ``source`` to the project's source, or use a new folder for another source."""
+    """The settings name no source, or not the source or slot that the project was set up with. Nothing was started or
+    written. Set ``source`` and ``slot`` to those of the project, or use a new folder for another source or slot."""
 
 
 class WrongInstance(SettingsError):

@@ -282,3 +282,26 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "metrics": metrics_part,
     "json": json_part,
 }
+MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+"""A part in a page, between its marks."""
+
+
+def with_parts(text: str) -> str:
+    """The page with its present parts, for readers of the repository. Their anchors are HTML, which GitHub needs."""
+
+    def part(found: re.Match[str]) -> str:
+        body = re.sub(r" ?\{#([\w-]+)\}", r' <a id="\1"></a>', PARTS[found[2]]()).strip()
+        return f"{found[1]}{body}{found[3]}"
+
+    return MARKED.sub(part, text)
+
+
+def main() -> None:
+    """Write the generated parts into the pages."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        if (text := with_parts(before := page.read_text())) != before:
+            page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

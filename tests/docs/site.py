@@ -9,6 +9,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Final
 
+from docs.hooks.generated import MARKED
+
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
 SOURCES: Final = sorted(DOCS.rglob("*.md"))
@@ -74,7 +76,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 def prose(text: str) -> str:
     """A page without code blocks, and without the parts that are generated."""
-    return _FENCE.sub("", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL))
+    return _FENCE.sub("", MARKED.sub("", text))
 
 
 def sentences(text: str) -> Iterator[str]:

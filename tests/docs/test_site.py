@@ -12,7 +12,7 @@ import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from docs.hooks.generated import EXAMPLES, PARTS, field_docs, kebab
+from docs.hooks.generated import EXAMPLES, PARTS, field_docs, kebab, with_parts
 from pgcdc_assets import errors, settings
 from pgcdc_assets.checks import problemcodes
 from pgcdc_assets.checks.problemcodes import ProblemCode
@@ -118,6 +118,10 @@ def test_every_code_of_a_problem_has_a_text() -> None:
 def test_every_generated_part_is_in_a_page() -> None:
     used = [name for page in SOURCES for name in re.findall(r"<!-- generated: (\w+) -->", page.read_text())]
     assert sorted(used) == sorted(PARTS)
+
+
+def test_the_generated_parts_in_the_pages_are_current() -> None:
+    assert [str(page) for page in SOURCES if with_parts(page.read_text()) != page.read_text()] == [], "run `make docs`"
 
 
 def _elsewhere(url: str) -> bool:

@@ -169,9 +169,9 @@ def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> 
         lines.append("-- nothing is left to do for an owner")
     head = [
         f"-- Prepares database {_comment(database)} for replication by role {_comment(role or user)}.",
-        "-- Printed by `pgcdc setup --sql`, which changed nothing. Run it in that database as superuser, or as the "
-        "owner of",
-        "-- the tables if it changes no role. Then run `pgcdc setup`.",
+        "-- Printed by `pgcdc setup --sql`, which changed nothing. Run it in that database as superuser. The owner of "
+        "the tables",
+        "-- and publications can run it if it has no ALTER SYSTEM and changes no role. Then run `pgcdc setup`.",
     ]
     return "\n".join([*head, *lines]) + "\n"
 

@@ -168,9 +168,11 @@ def _partition_findings(conn: psycopg.Connection[Any], roots: Mapping[int, Catal
 def _table_findings(table: Table, publication: str, server_version: int, *, sent: bool) -> Iterator[Finding]:
     """``sent``: whether the table's updates and deletes are published."""
     if sent and not table.updates_seen:
-        yield Finding("warning", f"table {table.name}", "its updates and deletes cannot be mirrored: no usable key "
-                      f"among the columns of publication {publication}",
-                      "publish its primary key's columns, or give it REPLICA IDENTITY FULL")  # fmt: skip
+        yield Finding(
+            "warning", f"table {table.name}", "PostgreSQL refuses its UPDATE and DELETE, because publication "
+            f"{publication} publishes them without all columns of its replica identity",
+            "publish the columns of its primary key, or, without a column list, set REPLICA IDENTITY FULL",
+        )  # fmt: skip
     if server_version < _WHOLE_OLD_IMAGES_SINCE and table.via_root and table.updates_seen and not table.key:
         yield Finding("warning", f"table {table.name}", "has no key and is published via its root: before "
                       "PostgreSQL 15, the old image of a row has NULL in a column that was added later with a default; "
