@@ -135,7 +135,8 @@ def widened(work: Work, span: LsnRange) -> LsnRange:
     """Returns the smallest range of whole batches that contains ``span``. RangeGap if the log lacks a part of it."""
     start, end = work.log.start, work.log.position()
     if span.start < start:
-        raise RangeGap(f"range {span} begins before the log, which starts at {start}", lsn=span.start)
+        raise RangeGap(f"range {span} begins below the log, which starts at {start}",
+                       do="choose a range above that LSN, or copy the table again: `pgcdc snapshot TABLE`")  # fmt: skip
     if span.end > end:
         raise RangeGap(f"range {span} ends after the log's last position {end}", lsn=span.end, do="run `pgcdc sync`")
     ends = [batch.end for batch in work.log.batches(start, end)]

@@ -43,7 +43,11 @@ class Lake:
         point, where = self._point(lsn)
         if point is None:
             oldest = self._points.oldest()
-            do = f"the oldest point is {oldest}" if oldest is not None else "run `pgcdc sync` first"
+            do = (
+                f"the oldest point is {oldest}; choose it or a later point"
+                if oldest is not None
+                else "run `pgcdc sync` first"
+            )
             raise LakeError(f"has no consistent point{where}", thing=f"lake {self._layout.root}", do=do)
         return LakeAt(self._layout, point)
 

@@ -304,7 +304,7 @@ def test_maintenance_works_during_a_sync_in_follow_mode(rig: Rig, monkeypatch: p
         kept = rig.engine("maintain").maintain(Allowance())
         assert kept.log_files > 0
         assert (kept.optimized, kept.failed) == ([U], [])
-        with pytest.raises(RangeGap, match="begins before the log"):
+        with pytest.raises(RangeGap, match="begins below the log"):
             rig.engine("repair").repair(U, rig.observer.ranges[0].span)
         caught_up(rig)
         assert newest(rig).tables[U] == version(rig, U), "a quiet mirror, as the maintenance left it"

@@ -128,7 +128,7 @@ def _settings(recovering: bool, wal_level: str, pending: bool, standbys: str) ->
                       "restart the server")  # fmt: skip
     elif wal_level != "logical":
         yield Finding("error", "source", f"has wal_level = {wal_level}", "run this, then restart the server",
-                      ("ALTER SYSTEM SET wal_level = logical;", "SELECT pg_reload_conf();"))  # fmt: skip
+                      ("ALTER SYSTEM SET wal_level = logical;",))  # fmt: skip
     if matches_standby_names(standbys, APPLICATION):
         yield Finding(
             "error", "source",
