@@ -66,6 +66,7 @@ class InProgressDocument(TypedDict):
 
     transactions: int
     bytes: int
+    """Size of the messages of these transactions in the lake."""
     oldest: OldestDocument
 
 
@@ -75,6 +76,7 @@ class PreparedDocument(TypedDict):
     gid: str
     xid: int
     lsn: str
+    """Where the record of its PREPARE TRANSACTION ends."""
     prepared: str
     """When it was prepared."""
     changes: int

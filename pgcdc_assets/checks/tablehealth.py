@@ -315,7 +315,7 @@ def _messages(facts: Facts) -> Iterator[Problem]:
         yield error(
             ProblemCode.MESSAGES_BEHIND,
             thing, f"is at {found.complete_to}, below the newest consistent point {published}",
-            "no message is lost, because the log keeps them: run `pgcdc sync`, and read the output",
+            "no message is lost: the change log has all of them. Run `pgcdc sync`; its output names the cause",
         )  # fmt: skip
 
 

@@ -78,8 +78,8 @@ class LsnRange:
     def from_key(cls, key: str) -> Self:
         match = _KEY.fullmatch(key)
         if match is None:
-            raise BadRange(f"{key!r} is not a range; write two LSNs such as 0/15D3F88..0/15D4A10, or a partition key such "
-                           "as 0000015D3F88-0000015D4A10")  # fmt: skip
+            raise BadRange(f"{key!r} is not a range; write two LSNs such as 0/15D3F88..0/15D4A10, or a partition key "
+                           "such as 0000015D3F88-0000015D4A10")  # fmt: skip
         return cls(Lsn(int(match[1], 16)), Lsn(int(match[2], 16)))
 
     @classmethod

@@ -248,6 +248,6 @@ def _refuse_far_executors(session: SparkSession, settings: Settings) -> None:
     master = session.sparkContext.master
     if settings.layout.root.scheme == LOCAL and not (settings.lake_shared or is_local(master)):
         raise LakeError(
-            f"the process runs a session on {master}, whose executors would write to their own disks instead of "
+            f"this process already has a session on {master}: its executors would write to their own disks, not to "
             f"{settings.lake}", thing="Spark", do="stop that session first, or see `lake_shared`",
         )  # fmt: skip

@@ -73,7 +73,9 @@ def _by_order(table: Table, found: Shape) -> Table | Unreadable:
     """Does the work of :func:`table_of_rows` for rows that may have an earlier structure."""
     shape = _at_root(table, found)
     if shape is None:
-        return Unreadable("its structure changed, and rows of a partition may be older or newer than this change")
+        return Unreadable(
+            "its structure changed, and it is unknown which rows of a partition were written before this change"
+        )
     columns = aligned(table, shape)
     if columns is None:
         return Unreadable("its columns changed in a way that the rows in the log do not show")
@@ -85,7 +87,7 @@ def _by_order(table: Table, found: Shape) -> Table | Unreadable:
                 f"the type of column {column.name!r} changed from {_type(told.type)} to {_type(column.type)}"
             )
         if column is None and attnum is not None:
-            return Unreadable(f"column {told.name!r} is new, and other columns changed before")
+            return Unreadable(f"other columns had changed before column {told.name!r} was added")
     lacking = [column.name for column in table.key_columns if column.attnum not in columns]
     key = {attnum for column, attnum in zip(shape.columns, columns, strict=True) if column in shape.told_key}
     if not key:
