@@ -77,7 +77,7 @@ def settings_env() -> dict[str, str]:
 
 @pytest.mark.parametrize("command", [one for one in commands() if one[:1] == ["pgcdc"]], ids=" ".join)
 def test_each_pgcdc_command_of_the_deployment_exists(command: list[str]) -> None:
-    context = click.Context(pgcdc)
+    context = click.Context(pgcdc, **pgcdc.context_settings)
     name, found, rest = pgcdc.resolve_command(context, list(command[1:]))
     assert found is not None, name
     found.make_context(name, rest, parent=context)

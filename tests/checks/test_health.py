@@ -350,5 +350,5 @@ def test_rows_that_went_into_no_mirror_are_reported(
         p for p in problems(replace(WELL, untaken=(UntakenFacts(rows, table, copied),))) if "12 of its rows" in p.what
     ]
     assert [(p.severity, p.thing) for p in found] == ([told[:2]] if told else [])
-    assert all(f"between {rows.start} and {rows.end}" in p.what and told is not None and told[2] in p.what
+    assert all(f"between LSNs {rows.start} and {rows.end}" in p.what and told is not None and told[2] in p.what
                for p in found)  # fmt: skip

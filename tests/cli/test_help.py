@@ -52,7 +52,7 @@ def test_the_help_of_a_command_has_examples_that_are_valid(name: str, capsys: py
         words = shlex.split(re.split(r"[|>]", example)[0])
         command = pgcdc.commands[words[1]]
         assert command.name == name
-        with command.make_context(name, words[2:], parent=click.Context(pgcdc)):
+        with command.make_context(name, words[2:], parent=click.Context(pgcdc, **pgcdc.context_settings)):
             pass
 
 

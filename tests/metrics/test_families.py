@@ -274,10 +274,12 @@ def test_commands_and_configuration_of_the_pages_exist(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     for line in re.findall(r"`pgcdc ([^`]+)`", text):
         words = line.replace("TABLE", "public.t").replace(":9187", "127.0.0.1:9187").split()
-        name, found, rest = pgcdc.resolve_command(click.Context(pgcdc), words)
+        # Click keeps the help options of the first context in the command.
+        context = click.Context(pgcdc, **pgcdc.context_settings)
+        name, found, rest = pgcdc.resolve_command(context, words)
         assert found is not None, name
         if words not in (["snapshot"], ["heal"]):
-            found.make_context(name, rest)
+            found.make_context(name, rest, parent=context)
     for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
         assert yaml.safe_load(block) == yaml.safe_load(RULES.with_name("prometheus.yml").read_text())
 
