@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pgcdc_assets import errors, settings
 from pgcdc_assets.checks import problemcodes
 from pgcdc_assets.checks.problemcodes import ProblemCode
-from pgcdc_assets.cli.main import TOPICS
+from pgcdc_assets.cli.main import TOPICS, pgcdc
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.metrics.families import FAMILIES
 from pgcdc_assets.settings import PREFIX, Settings
@@ -149,7 +149,8 @@ def commands_part() -> str:
 
 def _command(command: click.Command) -> Iterator[str]:
     name = str(command.name)
-    context = click.Context(command, info_name=f"pgcdc {name}")
+    # Click keeps the help options of the first context in the command.
+    context = click.Context(command, info_name=f"pgcdc {name}", **pgcdc.context_settings)
     yield from (f"### `pgcdc {name}` {{#{name}}}", "", _plain(inspect.cleandoc(command.help or "")), "")
     yield from ("```text", f"pgcdc {name} {' '.join(command.collect_usage_pieces(context))}", "```", "")
     records = (item.get_help_record(context) for item in command.params if item.name != "log_format")
