@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command(epilog=examples("pgcdc maintain"))
 @as_json
 def maintain(as_json: bool) -> int:
-    """Delete data older than `retention`, and merge small files. Works while a sync runs."""
+    """Delete data older than `retention`, and merge small files. Also works beside `pgcdc follow`."""
     settings = project_settings()
     progress = ConsoleProgress()
     with progress.shown("maintain"):
@@ -79,7 +79,7 @@ def _print(report: MaintenanceReport) -> None:
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def forget(tables: tuple[TableName, ...], yes: bool) -> int:
-    """Delete mirrors and feeds of tables that are no longer replicated. Works while a sync runs."""
+    """Delete mirrors and feeds of tables that are no longer replicated. Also works beside `pgcdc follow`."""
     from pgcdc_assets.flow.engine import Engine
     from pgcdc_assets.flow.reports import Silent
 

@@ -45,7 +45,7 @@ def follow(receive_only: bool) -> int:
 @click.command(epilog=examples("pgcdc snapshot public.orders"))
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def snapshot(tables: tuple[TableName, ...]) -> int:
-    """Copy tables again. Works while a sync runs."""
+    """Copy tables again. Also works beside `pgcdc follow`."""
     return _for_tables("snapshot", "copy_anew", tables)
 
 
@@ -53,7 +53,7 @@ def snapshot(tables: tuple[TableName, ...]) -> int:
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def heal(tables: tuple[TableName, ...]) -> int:
     """Resume tables that were set aside, once the cause is fixed. Applies the changes from the change log; copies
-    nothing. Works while a sync runs."""
+    nothing. Also works beside `pgcdc follow`."""
     return _for_tables("heal", "heal", tables)
 
 
@@ -67,7 +67,7 @@ def heal(tables: tuple[TableName, ...]) -> int:
     help="An LSN range X/Y..X/Y, or the key of a partition of `change_log` in Dagster.",
 )
 def repair(table: TableName, span: LsnRange) -> int:
-    """Rebuild, from the change log, the rows that an LSN range touched. Works while a sync runs."""
+    """Rebuild, from the change log, the rows that an LSN range touched. Also works beside `pgcdc follow`."""
     settings = project_settings()
     refuse_unknown(settings, [table])
     progress = ConsoleProgress()
