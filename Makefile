@@ -50,7 +50,7 @@ up: install ## Dagster's UI with the sensor on
 	@test -f pgcdc.yaml || export PGCDC_SOURCE="$${PGCDC_SOURCE:-embedded}"; $(BIN)/pgcdc up
 
 .PHONY: test
-test: install ## The default tests (10 minutes on two cores)
+test: install ## The default tests (8 minutes on two cores)
 	@$(BIN)/python -m pytest $(PARALLEL)
 
 .PHONY: test-long
