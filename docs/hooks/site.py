@@ -13,7 +13,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from docs.hooks.generated import PARTS
+from docs.hooks.generated import MARKED, PARTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -31,7 +31,6 @@ them."""
 
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 _CODE = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
-_PART = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
 _log = logging.getLogger("mkdocs.hooks.site")
 
 
@@ -52,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    text = _PART.sub(lambda part: PARTS[part[1]](), markdown)
+    text = MARKED.sub(lambda part: PARTS[part[2]](), markdown)
     return _links_replaced(text, page.file.src_uri)
 
 

@@ -199,14 +199,16 @@ def test_retention_properties_are_only_ever_lengthened() -> None:
     assert missing_properties({LOG: "a while", DELETED_FILES: "interval 2 weeks"}, 7 * DAY) == {LOG: wanted[LOG]}
 
 
+def _checkpointed_rows(folder: Path) -> Rows:
+    """A new mirror with a checkpoint after every five commits."""
+    mirror = Mirrors(Layout.of(folder), OWNER).open(NAME)
+    properties = {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **retention_properties(7 * DAY)}
+    make(mirror, MirrorSchema(SCHEMA), properties)
+    return Rows(path_of(mirror.path))
+
+
 def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> None:
-    mirror = Mirrors(Layout.of(tmp_path), OWNER).open(NAME)
-    make(
-        mirror,
-        MirrorSchema(SCHEMA),
-        {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **retention_properties(7 * DAY)},
-    )
-    rows = Rows(path_of(mirror.path))
+    rows = _checkpointed_rows(tmp_path)
     long, short = lived_long_and_short(rows)
     assert (rows.delta.number % 5, named_as_gone(rows.path)) == (0, {long})
     # The next checkpoint is written from the content of this checkpoint.
@@ -219,13 +221,7 @@ def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> N
 
 
 def test_a_vacuum_by_delta_rs_keeps_promised_versions(tmp_path: Path) -> None:
-    mirror = Mirrors(Layout.of(tmp_path), OWNER).open(NAME)
-    make(
-        mirror,
-        MirrorSchema(SCHEMA),
-        {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **retention_properties(7 * DAY)},
-    )
-    rows = Rows(path_of(mirror.path))
+    rows = _checkpointed_rows(tmp_path)
     lived_long_and_short(rows)
     DeltaTable(rows.path).vacuum(dry_run=False)
     _as_promised(rows)

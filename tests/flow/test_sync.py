@@ -278,7 +278,7 @@ def test_repairs_and_copies_work_during_a_sync_in_follow_mode(rig: Rig) -> None:
         point = newest(rig)
         assert point.replay_lsn >= copy.consistent_point
         assert set(point.tables) == {T, U}
-        assert last().failed is None, "a table copied anew needs no repair"
+        assert last().failed is None, "a table that was copied again needs no repair"
         rig.assert_equal()
         caught_up(rig)
         rig.assert_equal()
@@ -409,7 +409,7 @@ def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("early", [True, False], ids=["before the run", "meanwhile"])
+@pytest.mark.parametrize("early", [True, False], ids=["before the run", "during the run"])
 def test_follow_mode_ends_at_the_requested_lsn(rig: Rig, early: bool) -> None:
     layout = rig.settings.layout
     rig.setup()
