@@ -17,6 +17,7 @@ from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.errors import LakeError, UsageError
 from pgcdc_assets.feed import messages as feed_messages
+from pgcdc_assets.feed import table as feed_table
 from pgcdc_assets.flow import messages as flow_messages
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.outcomes import OperationKind
@@ -154,7 +155,7 @@ def test_unwritable_message_feed_delays_no_table(rig: Rig, monkeypatch: pytest.M
 def test_maintenance_deletes_merged_message_files_and_keeps_what_is_needed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed_messages, "FEWEST_MERGED", 2)
+    monkeypatch.setattr(feed_table, "FEWEST_MERGED", 2)
     for number in range(5):
         order(rig, number)
         rig.sync()
@@ -178,7 +179,7 @@ def test_run_that_dies_between_feed_and_point_repeats_no_message(
     order(rig, 1)
     with monkeypatch.context() as broken:
         if where == "feed":
-            broken.setattr(feed_messages, "replace_files", dies)
+            broken.setattr(feed_table, "replace_files", dies)
         else:
             broken.setattr(ConsistentPoints, "publish", dies)
         with pytest.raises(KeyboardInterrupt):
