@@ -40,6 +40,8 @@ def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
 
     settings = Settings.load()
     refuse_other_lake(settings)
+    if sys.stdout is None:
+        raise click.ClickException("the result cannot be written: stdout is closed")
     wanted = (sys.stdin.read() if query == "-" else query).strip().rstrip(";")
     duckdb = package("duckdb")
     point = Lake(settings.layout.root).at(at)

@@ -286,8 +286,12 @@ class Engine:
                 thing=f"lake {work.layout.root}", do=NEW_LAKE,
             )  # fmt: skip
 
+    def _started_spark(self) -> SparkSession:
+        self._observer.progress("spark", "starting")
+        return self._session()
+
     def _work(self, catalog: Catalog, log: ChangeLog) -> Work:
-        session = SparkOnDemand(self._session)
+        session = SparkOnDemand(self._started_spark)
         target = DeltaTarget(self._settings.layout, catalog.identity, session, self._settings.retention)
         progress = TablesProgress(self._settings.layout, catalog, target, log.began, log.start)
         for place, aside in progress.recovered.items():

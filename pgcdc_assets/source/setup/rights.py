@@ -16,8 +16,8 @@ from pgcdc_assets.source.setup.findings import Finding, named, server_findings
 from pgcdc_assets.source.setup.publications import Changes, OwnPair
 from pgcdc_assets.source.setup.selection import stored_tables, wanted_tables
 
-_REPLICATION_ROLES = ["rds_replication", "rds_superuser", "cloudsqlsuperuser", "azure_pg_admin"]
-"""Roles of managed services. Their members may replicate."""
+_REPLICATION_ROLES = ["rds_replication", "rds_superuser"]
+"""Roles of Amazon RDS, where no one can set the attribute REPLICATION. Members of these roles may replicate."""
 
 # A role that does not exist yet has the rights of PUBLIC, which is OID 0.
 _ROLE = """
