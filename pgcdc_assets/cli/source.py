@@ -257,12 +257,13 @@ def _remove_lake(settings: Settings) -> None:
     from pgcdc_assets.mirror.delta.lakeremoval import remove_lake
 
     root = settings.layout.root
+    there = any(True for _ in storage.walk(root, hidden=True))
     if left := remove_lake(settings.layout):
         more = f" and {len(left) - 1} more" if left[1:] else ""
         say(f"removed this project's files from lake {root}")
         say(f"pgcdc: folder {root} stays, because it contains files of other programs: {left[0]}{more}", err=True)
     else:
-        say(f"removed lake {root}")
+        say(f"removed lake {root}" if there else f"there is no lake {root}")
 
 
 def _forgotten(settings: Settings) -> dict[str, bool]:
@@ -279,7 +280,8 @@ def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]
     conninfo, made = started_source(settings), load_note(settings.state).made
     # No other project uses the embedded server.
     shared = shared or is_embedded(settings)
-    for thing in teardown(settings, conninfo, made, shared=shared):
+    removed = teardown(settings, conninfo, made, shared=shared)
+    for thing in removed or ["nothing from the source"]:
         say(f"removed {thing}")
     left = traces(settings, conninfo, made, shared=shared).left
     for thing, why in left.items():

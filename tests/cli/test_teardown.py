@@ -65,6 +65,8 @@ def test_teardown_removes_our_slot_and_keeps_the_owners_publication(
     assert f"removed {slot}" in said
     assert "publication theirs stays: setup did not create it" in said
     assert left(conn) == {"publication theirs"}
+    again = shell.pgcdc("teardown", "--yes", "--lake")
+    assert again.startswith("removed nothing from the source\nthere is no lake ")
 
 
 def test_a_slot_that_the_project_did_not_record_is_kept_and_reported(
