@@ -10,10 +10,10 @@ from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.project import SENSOR_ON, enter_project, load_catalog
 
 _LOGGERS = {logs.JSON: {"console": dg.json_console_logger}}
-"""By log format: the loggers that replace Dagster's default logger, which writes a run's events to stderr."""
+"""Maps a log format to the loggers that replace Dagster's default logger, which writes a run's events to stderr."""
 
 settings = enter_project()
-# The number of cores limits runs of the pipeline, not the number of processes. So one process per run is enough.
+# All steps of a run use one process, because more processes would not make a run faster: the cores are the limit.
 defs = dg.Definitions.merge(
     pipeline(Replication(settings, running=os.environ.get(SENSOR_ON) == "on"), load_catalog(settings.catalog_file)),
     dg.Definitions(executor=dg.in_process_executor, loggers=_LOGGERS.get(settings.log_format)),

@@ -78,8 +78,8 @@ class WrongInstance(SettingsError):
 
 
 class WrongLake(SettingsError):
-    """The lake is not the lake of this project, or its change log is gone. Nothing was started or written. Set ``lake``
-    to the project's lake, or restore the lake."""
+    """The lake is not this project's lake, or has lost its change log. Nothing was started or written. Set ``lake`` to
+    the project's lake, or restore the lake."""
 
 
 class BadRange(UsageError):
@@ -106,7 +106,7 @@ class SetupNeeded(PgcdcError):
 
 
 class MachineError(PgcdcError):
-    """This machine lacks something: Java, disk space, memory, a free port, the network on first use, or write access.
+    """This machine lacks Java, disk space, memory, a free port, write access, or the network for the first download.
     Provide what the message names, and run the command again."""
 
 
@@ -136,7 +136,7 @@ class LockHeld(PgcdcError):
 
 
 class LeaseLost(PgcdcError):
-    """This process did not renew its lease on the lake in time, for example because it was suspended. It no longer
+    """The process lost its lease, the right to write to the lake, because it was suspended or cut off. It no longer
     writes, and nothing is lost. Run the command again if no other process has taken over."""
 
     retryable = True
@@ -225,8 +225,8 @@ class LogAhead(PgcdcError):
 
 
 class EmptyPublication(PgcdcError):
-    """The publication lists no table, does not exist, or did not exist for some time. Add the tables to it, or run
-    ``pgcdc setup``."""
+    """The publication lists no table, or was missing for some time. Add tables or run ``pgcdc setup``. If changes were
+    lost, copy all tables again, as the message says."""
 
 
 class CopyBlocked(PgcdcError):
@@ -291,13 +291,13 @@ class NotReached(LakeError):
 
 
 class FeedGap(LakeError):
-    """A change feed lacks changes above the requested LSN. Read the mirror at a consistent point, and continue at the
-    point's LSN."""
+    """A change feed lacks changes above the requested LSN. Read the mirror at a consistent point, then its changes
+    above that point."""
 
 
 class RegistryUnreachable(PgcdcError):
-    """The catalog of query engines does not answer, or serves no request. Replication continues, and the next
-    consistent points try again. Check the catalog's address and credentials."""
+    """The catalog of query engines does not answer, or rejects every request. Replication continues, and pgcdc tries
+    again at each consistent point. Check the catalog's address and credentials."""
 
     retryable = True
     advice = "replication continues; pgcdc tries again at the next consistent point"
@@ -336,7 +336,8 @@ class NotRepairable(LakeError):
 
 
 def of_plain(plain: Mapping[str, str | None], *, otherwise: type[PgcdcError]) -> PgcdcError:
-    """Recreates an error from another process. If its own class cannot be created here, its class is ``otherwise``."""
+    """Recreates an error that another process sent as :meth:`PgcdcError.to_plain`. If the error's class is not known
+    here, or needs other arguments, the result has the class ``otherwise``."""
     kind = globals().get(plain["class"] or "")
     if not (isinstance(kind, type) and issubclass(kind, PgcdcError) and kind.__init__ is PgcdcError.__init__):
         kind = otherwise

@@ -1,5 +1,6 @@
-"""Decides whether an error concerns one table or all tables. In the first case, the table waits or is set aside, with
-the reason. In the second case, the error ends the run.
+"""Decides whether an error concerns one table or all tables. An error of one table stops only this table, and pgcdc
+records the reason. The table waits until pgcdc tries again, or is set aside until a person has fixed the cause. An
+error of all tables ends the run.
 
 An error concerns one table if only that table's files, commits, values, rights or statements can cause it. An error
 concerns all tables if the next table would fail in the same way: a full disk, a dead JVM, a lost source, a damaged
@@ -38,7 +39,7 @@ from pgcdc_assets.errors import (
 Result = TypeVar("Result")
 
 ATTEMPTS: Final = 3
-"""How often a commit to a mirror is attempted if another writer commits to the mirror at the same time."""
+"""How many times a commit to a mirror is attempted, if another writer commits to the mirror at the same time."""
 
 
 class Whose(Enum):
@@ -75,7 +76,7 @@ _BY_RUST: Final = re.compile(r"\(os error (\d+)\)")
 
 
 def whose(error: PgcdcError) -> Whose:
-    """Which tables one of our own errors concerns."""
+    """Which tables the error concerns, as :data:`WHOSE` says."""
     return next(WHOSE[kind] for kind in type(error).__mro__ if kind in WHOSE)
 
 
@@ -94,9 +95,10 @@ def of_one_table(error: BaseException) -> str | None:
 
 
 class contained:  # noqa: N801 (used as a statement)
-    """Suppresses a failure for which one table is set aside. Other failures are raised. After ``with contained() as
-    failed: ...``, ``failed.reason`` is the failure as text, or None. If the block ends with ``return``, the code below
-    the block runs only after a failure, and ``failed.told`` is the failure there."""
+    """Suppresses a failure if one table must be set aside because of it (:func:`of_one_table`). Raises all other
+    failures. After ``with contained() as failed: ...``, ``failed.reason`` is the failure as text, or None. A block that
+    ends with ``return`` needs no check of ``failed.reason``: the code below it runs only after a failure, and uses
+    ``failed.told``."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -148,14 +150,14 @@ def unreadable(path: Location, error: Exception) -> PgcdcError:
 
 
 def of_the_machine(error: OSError) -> MachineError | None:
-    """The MachineError, if the operating system would refuse the same for every other table; otherwise None."""
+    """A MachineError, if the error (for example, a full disk) would also stop every other table; otherwise None."""
     return MachineError(_system(error), thing="lake", do=ROOM) if _of_the_machine(error) else None
 
 
 @contextmanager
 def machine_told(lake: Location) -> Iterator[None]:
-    """Raise MachineError for an error of the operating system that concerns all tables, even if it is delta-rs, Arrow
-    or Spark that reports it. The MachineError names the folder."""
+    """If the block fails by an error of the operating system that concerns all tables, raise MachineError instead, with
+    the folder's name. This includes errors that delta-rs, Arrow or Spark report."""
     try:
         yield
     except OSError as error:
@@ -174,7 +176,8 @@ def machine_told(lake: Location) -> Iterator[None]:
 
 
 def _refused_to_spark(error: Exception) -> str | None:
-    """What the operating system refused to a Spark job. Only the text of the job's failure says this."""
+    """The error of the operating system that made a Spark job fail, such as a full disk. Only the text of the job's
+    failure contains it. None if the job failed for another reason."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
 
 @contextmanager
 def about(**fields: Any) -> Iterator[None]:
-    """Add these fields to all lines of this thread during the block."""
+    """Add these fields to all lines that this thread writes during the block."""
     before = _about.set({**_about.get(), **fields})
     try:
         yield

@@ -24,7 +24,8 @@ _NOTE = "note.json"
 LOCATION = "pgcdc_assets"
 DAGSTER_FOLDER = ".dagster"
 SENSOR_ON = "PGCDC_ASSETS_SENSOR"
-"""``pgcdc up`` sets this variable to ``on``. Without it the sensor is off until a user starts it in the UI."""
+"""``pgcdc up`` sets this variable to ``on``. Without it, the sensor that starts runs is off until a user turns it on in
+the UI."""
 
 INSTANCE_YAML = """\
 # Dagster's instance for this project; docs/guides/dagster_ui.md says more.
@@ -33,7 +34,7 @@ telemetry:
 nux:
   enabled: false
 
-# Seconds count here: a run that the sensor asked for should start at once.
+# A run that the sensor requests starts within about a second.
 run_coordinator:
   module: dagster._core.run_coordinator.queued_run_coordinator
   class: QueuedRunCoordinator
@@ -46,7 +47,7 @@ run_monitoring:
   cancel_timeout_seconds: 180
   poll_interval_seconds: 10
 
-# A tick every few seconds. Runs and their events go with the ranges, by `pgcdc maintain` and its schedule.
+# The sensor makes a tick every few seconds. `pgcdc maintain` and its schedule delete old runs and their events.
 retention:
   schedule:
     purge_after_days: 30
@@ -69,8 +70,8 @@ load_from:
 
 
 def save_catalog(catalog: Catalog, path: Path) -> None:
-    """Save the catalog of the source that setup or sync has read. The file is written completely or not at all, because
-    another process may read it at any time. It is the only file that Dagster's code location loads."""
+    """Save the source's catalog, as setup or sync has read it. The file is written completely or not at all, because
+    another process may read it at any time. Dagster's code location loads the asset graph from this file alone."""
     made = not path.parent.exists()
     private_folder(path.parent)
     write_whole(path, json.dumps({"format": FORMAT, **catalog.to_json()}, indent=1).encode())
@@ -79,7 +80,8 @@ def save_catalog(catalog: Catalog, path: Path) -> None:
 
 
 def load_catalog(path: Path) -> Catalog | None:
-    """The saved catalog; None if there is none. UnknownFormat for another format, SetupNeeded if it is unreadable."""
+    """The saved catalog; None if there is no file. Raises UnknownFormat for another format, and SetupNeeded if the file
+    cannot be read."""
     thing = f"saved catalog {path}"
     with reading(thing, SetupNeeded, "delete it, then run `pgcdc setup`"):
         try:
@@ -127,11 +129,13 @@ class ProjectNote:
     lake: str | None = None
     """The location of the project's lake. None until the lake has a change log."""
     log: str | None = None
+    """The id of the lake's change log."""
     made: tuple[str, ...] = ()
     """What ``setup`` created on the source, for example ``slot pgcdc``."""
 
     def is_at(self, lake: Location) -> bool:
-        """Whether the recorded location is this lake's location, also through symbolic links to the same folder."""
+        """Whether the recorded location is this lake's location. Two paths are the same location if symbolic links lead
+        to the same folder."""
         if self.lake is None or self.lake == lake.text:
             return self.lake is not None
         with suppress(OSError):
@@ -178,10 +182,10 @@ def _text(value: object) -> str | None:
 
 
 def enter_project() -> Settings:
-    """Change the current directory to the ``working_directory`` of a code location, if that is a project's folder.
-    Returns the settings found there. When Dagster imports the definitions, also for a run, it puts that folder first on
-    ``sys.path``, but does not make it the current directory. Logs a warning if there is no saved catalog, and so no
-    assets."""
+    """Change the current directory to the ``working_directory`` of the code location, if that is a project's folder.
+    Returns the settings found in the current directory. Dagster does not change the directory itself: it only puts
+    ``working_directory`` first on ``sys.path``, whenever it imports the definitions. Logs a warning if there is no
+    saved catalog, because the code location then has no assets."""
     named = Path(sys.path[0] if sys.path else "").absolute()
     if (named / STATE_FOLDER).is_dir() or (named / SETTINGS_FILE).is_file():
         os.chdir(named)
@@ -196,7 +200,7 @@ def enter_project() -> Settings:
 
 
 def dagster_home() -> Path:
-    """The folder ``DAGSTER_HOME``, or else ``./.dagster``. A new or empty folder gets our instance settings."""
+    """The folder ``DAGSTER_HOME``, or else ``./.dagster``. Writes our ``dagster.yaml`` into a new or empty folder."""
     if given := os.environ.get("DAGSTER_HOME"):
         home = Path(given).expanduser().absolute()
         if not home.is_dir():

@@ -19,7 +19,7 @@ SETTINGS_FILE = Path("pgcdc.yaml")
 EMBEDDED = "embedded"
 """The value of the setting ``source`` that selects the embedded PostgreSQL with the sample shop."""
 NO_SOURCE = "is not a libpq conninfo or URL"
-"""This text replaces libpq's message, which would quote the conninfo with its password."""
+"""Messages contain this text instead of libpq's own error, which would quote the conninfo with its password."""
 SOURCE_FORM = "write it like `host=db.example.org dbname=shop user=replicator`, or `postgresql://replicator@db/shop`"
 
 _SOURCE_LINE = re.compile(r"(?im)^source[ \t]*:.*$")
@@ -51,7 +51,7 @@ def content() -> dict[str, Any]:
 
 
 def without_secrets(source: str) -> str:
-    """The same source without secrets, to be written to a file; unchanged if it has no secret."""
+    """The source's conninfo without secrets, so that it may be written to a file."""
     if source == EMBEDDED:
         return source
     given = conninfo_to_dict(source)
@@ -73,12 +73,12 @@ def save_source(source: str) -> bool:
         written, count = _SOURCE_LINE.subn(lambda _: line, text, count=1)
         if not count:
             written = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
-        # A value that extends over several lines, or a map in braces, is not edited.
+        # If the value extends over several lines, or the file is a map in braces, the edited text means something else.
         if _parsed(written) != {**before, "source": wanted}:
-            raise SettingsError("has a form to which no line can be added", thing=str(SETTINGS_FILE), do=by_hand)
+            raise SettingsError("is a file that pgcdc cannot edit", thing=str(SETTINGS_FILE), do=by_hand)
         write_whole(SETTINGS_FILE, written.encode())
     except yaml.YAMLError:
-        raise SettingsError("has a form to which no line can be added", thing=str(SETTINGS_FILE), do=by_hand) from None
+        raise SettingsError("is a file that pgcdc cannot edit", thing=str(SETTINGS_FILE), do=by_hand) from None
     except OSError as error:
         raise SettingsError(f"cannot be written: {error.strerror}", thing=str(SETTINGS_FILE), do=by_hand) from None
     return True
@@ -90,7 +90,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set[str]()
         for key, _ in node.value:
-            # Compared in lower case, because the names of settings are.
+            # Compared in lower case, because the names of settings do not depend on case.
             if isinstance(key, yaml.ScalarNode) and key.value.lower() in seen:
                 where = f"holds `{key.value}` twice, the second time in line {key.start_mark.line + 1}"
                 raise SettingsError(where, thing=str(SETTINGS_FILE), do="keep one of the two")

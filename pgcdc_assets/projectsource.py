@@ -1,7 +1,8 @@
-"""Finds the source that a command works on, and checks that the project was set up with that source. The check is made
-before anything is started or written. Otherwise a command in a shell without ``PGCDC_SOURCE`` would work on another
-database, or create one. Two sources are the same if they have the same system identifier and database. The host's name
-is not compared, so a server that moved to another host, or a promoted standby, is the same source."""
+"""Finds the source that a command works on, and checks that the project was set up with that source. Without this
+check, a command in a shell where ``PGCDC_SOURCE`` is not set would work on another database, or create one. The check
+is made before anything is started or written. Two sources are the same if they have the same system identifier and
+database. The host's name is not compared, so a server that moved to another host, or a promoted standby, is the same
+source."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _CONNECT_SECONDS = 5
 
 @dataclass(frozen=True)
 class Saved:
-    """The stream that the project was set up with, as the saved catalog or the lake's change log records it."""
+    """The source and slot that the project was set up with, as the saved catalog or the lake's change log records
+    them."""
 
     thing: str
     identity: Identity
@@ -52,7 +54,7 @@ class Saved:
 
 
 def origin_file(settings: Settings) -> Path:
-    """The file that says where setup found the source, without secrets. Only messages use it."""
+    """The file with the source's address at the time of setup, without secrets. Only messages use it."""
     return settings.state / "source.json"
 
 
@@ -133,19 +135,20 @@ def refuse_other_identity(settings: Settings, found: Identity) -> None:
 
 
 def known_identity(settings: Settings, found: Identity) -> Identity:
-    """The identity that log and catalog record for the stream ``found``, with the former name of a renamed database."""
+    """The saved identity of the stream whose present identity is ``found``. The two differ only if the database was
+    renamed. Returns ``found`` if no identity is saved."""
     return next((one.identity for one in reversed(_saved(settings)) if one.identity.is_same(found)), found)
 
 
 def remember(settings: Settings, conninfo: str, found: Identity) -> None:
-    """Save where setup found the source. Messages show this."""
+    """Save the source's address, without secrets, so that later messages can show it."""
     where = EMBEDDED if is_embedded(settings) else redacted(conninfo)
     origin_file(settings).write_text(json.dumps({"source": where, "system_identifier": found.system_identifier}) + "\n")
 
 
 def _saved(settings: Settings) -> list[Saved]:
-    """The identities in the catalog and in the log. If one of the two cannot be read, its identity is left out: the
-    commands that need it report the failure."""
+    """The identities in the saved catalog and in the change log. Leaves out the identity of a catalog or log that
+    cannot be read, because the commands that need this file report the failure."""
     found: list[Saved] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
         if catalog := load_catalog(settings.catalog_file):
@@ -169,8 +172,8 @@ def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None)
         raise WrongSource(
             f"{is_}, but {one.thing} was set up for {one}",
             thing="embedded PostgreSQL" if embedded else f"source {redacted(source_of(settings))}",
-            do=f"set PGCDC_SOURCE, or `source` in {SETTINGS_FILE}, to that source, or use a new folder for the other "
-               "source; if that source is gone, run `pgcdc teardown --forget`",
+            do=f"set PGCDC_SOURCE, or `source` in {SETTINGS_FILE}, to the source of the setup, or use a new folder for "
+               "another source; if the source of the setup is gone, run `pgcdc teardown --forget`",
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Batches: the smallest durable pieces of the log. Two threads share the work. The receiving thread owns
-:class:`PendingBatch`: the frames of complete transactions and of the open transaction, their staged segments, and the
-transactions in progress. The writing thread owns :class:`BatchWriter`, which turns frames into segments and commits
-the segments to the log, one job after another."""
+:class:`PendingBatch`: the received frames, and the staged segments, which are files that no Delta commit has added to
+the log yet. The writing thread owns :class:`BatchWriter`, which writes frames to segments and commits segments to the
+log, one job after another."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class PendingFrames:
 
 @dataclass
 class PendingBatch:
-    """The received content that is not yet part of a job that makes a Delta commit. The :class:`StagedSegments` in it
-    are filled and read only by the writing thread."""
+    """The received content for which no job of the writing thread makes a Delta commit yet. Only the writing thread
+    fills and reads the :class:`StagedSegments` in it."""
 
     closed: PendingFrames = field(default_factory=PendingFrames)
     """Frames of complete transactions. Earlier frames of the first of these transactions may be in ``staged``."""
@@ -73,11 +73,13 @@ class PendingBatch:
     """When the first complete transaction arrived; None if there is no complete transaction."""
     staged_size: int = 0
     spilled_size: int = 0
-    """``staged_size`` and ``spilled_size``: bytes of the frames that were written to ``staged`` and ``spilled``."""
+    """``staged_size`` and ``spilled_size``: bytes of the frames that were written to the segments in ``staged`` and in
+    ``spilled``."""
     in_progress: ContentByXid = field(default_factory=ContentByXid)
-    """Transactions in progress."""
+    """Transactions in progress, which the server sends before their commit."""
     committed: list[CommittedContent] = field(default_factory=list)
-    """Transactions that were in progress or prepared, and have committed, but are not staged."""
+    """Transactions that were in progress or prepared, and have committed. Their frames in memory are not in
+    ``staged``."""
 
     @property
     def in_memory(self) -> int:
@@ -93,8 +95,9 @@ class PendingBatch:
 
     def receive(self, run: FrameRun, whole: int, after: OpenTransaction | None, now: float) -> None:
         """Adds received frames. The first ``whole`` frames belong to complete transactions; ``after`` is the
-        transaction that is open after all frames. A transaction without changes adds nothing: like a keepalive, its
-        end only moves the position. (PostgreSQL 14 sends transactions of other publications as empty transactions.)"""
+        transaction that is open after all frames. A transaction without changes adds nothing to the batch. Its end only
+        moves the log's position, as a keepalive does. (PostgreSQL 14 sends transactions of other publications as empty
+        transactions.)"""
         if whole:
             self._close(run.part(0, whole), now)
         rest = run.part(whole, len(run))
@@ -108,7 +111,7 @@ class PendingBatch:
             self._commit(CommittedContent(content, facts), commit, now)
 
     def prepare(self, transaction: PreparedTransaction, now: float) -> None:
-        """Record that a transaction is prepared. Its content is written to disk with the next batch at the latest."""
+        """Record that a transaction is prepared. Its content is written to disk before the next batch is committed."""
         self.in_progress.prepare(transaction)
         self.since = now if self.since is None else self.since
 
@@ -130,14 +133,14 @@ class PendingBatch:
         self.since = now if self.since is None else self.since
 
     def take_closed(self) -> tuple[PendingFrames, list[CommittedContent], list[StagedSegments]]:
-        """Return all complete transactions, for a batch, and remove them from here."""
+        """Remove and return all complete transactions, to commit them as a batch."""
         taken = self.closed, self.committed, self.staged
         self.closed, self.committed, self.staged, self.since, self.staged_size = PendingFrames(), [], [], None, 0
         return taken
 
     def stage_closed(self) -> tuple[PendingFrames, list[CommittedContent], StagedSegments]:
-        """Return the frames of complete transactions, and remove them from here. Their segments are written at once,
-        before the batch's Delta commit; the last item of the result collects these segments."""
+        """Remove and return the frames of complete transactions, to write them to segments now, before their batch is
+        cut. The last item of the result is the place for these segments; it is also in ``staged``."""
         self.staged_size += self.closed_in_memory
         frames, committed = self.closed, self.committed
         self.closed, self.committed = PendingFrames(), []
@@ -145,8 +148,8 @@ class PendingBatch:
         return frames, committed, self.staged[-1]
 
     def spill_open(self, state: OpenTransaction) -> tuple[PendingFrames, StagedSegments]:
-        """Return the open transaction's frames, to be written to disk, and remove them from here. ``state``: the state
-        of the transaction after these frames."""
+        """Remove and return the open transaction's frames, to write them to disk, and the place for their segments.
+        ``state``: the state of the transaction after these frames."""
         frames, self.open = self.open, PendingFrames(opening=state)
         self.spilled_size += frames.size
         self.spilled.append(StagedSegments())
@@ -205,7 +208,8 @@ class BatchWriter:
         passed(FaultPoint.STREAM_SPILLED)
 
     def drop(self, content: InProgressContent) -> None:
-        """Delete the segments of a transaction in progress that was rolled back, or that the log skips."""
+        """Delete the segments of a transaction in progress that was rolled back, is already in the log, or is past the
+        goal."""
         for spilled in content.spilled:
             spilled.segment.draft.discard()
         passed(FaultPoint.STREAM_DROPPED)
@@ -220,7 +224,7 @@ class BatchWriter:
         passed(FaultPoint.PREPARED_KEPT)
 
     def forget(self, key: PreparedKey) -> None:
-        """Delete the stored content of a prepared transaction that was rolled back, or that is in the log."""
+        """Delete the stored content of a prepared transaction that was rolled back, or is already in the log."""
         self._prepared.drop([key])
 
     def commit(
@@ -230,8 +234,8 @@ class BatchWriter:
         end: Lsn,
         committed: Sequence[CommittedContent] = (),
     ) -> Committed:  # fmt: skip
-        """Commit one batch to the log: staged segments, frames in memory, and the notes that a reader of the batch
-        needs (summary, Relation messages, catalog facts)."""
+        """Commit one batch to the log: the segments in ``parts``, the frames in ``closed``, the transactions in
+        ``committed``, and the notes that a reader of the batch needs (summary, Relation messages, catalog facts)."""
         staged = StagedSegments()
         for part in parts:
             staged.add(part)

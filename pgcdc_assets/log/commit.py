@@ -45,7 +45,7 @@ def timeline_app_id(identity: Identity) -> str:
 
 
 def start_app_id(identity: Identity) -> str:
-    """The id of the Delta app transaction whose version is the LSN at which retention cut off the log."""
+    """The id of the Delta app transaction whose version is the LSN below which retention has deleted the log."""
     return identity.app_id("log_start")
 
 
@@ -106,11 +106,11 @@ def _readable(checkpoint: Location) -> bool:
 
 
 class LogWriter:
-    """The only object that commits to the log. Used from one thread."""
+    """Commits batches and new positions to the log. Used from one thread."""
 
     def __init__(self, path: Location, identity: Identity, leader: int | None = None) -> None:
-        """``leader``: the number of the last leader (:attr:`ChangeLog.leader`), as our run of the sync read it while it
-        held the lake's lease. Raises LogConflict if the log now has a newer leader."""
+        """``leader``: the log's :attr:`ChangeLog.leader`, as the sync read it while it held the lake's lease. If the
+        log now has another leader, a process has taken over the lake since then, and this raises LogConflict."""
         self._path = path
         self._identity = identity
         # The list of files is not read, so that the receiver's memory does not grow with the log.
@@ -118,7 +118,7 @@ class LogWriter:
         version = newest_of(self._table)
         self._leader = leader
         self._refuse_others(version)
-        # An earlier process may have been killed after its last commit, before it fsynced the commit. So fsync it now.
+        # An earlier process may have been killed between its last commit and the fsync of this commit. So fsync it now.
         storage.settle([path / DELTA_LOG / commit_name(version.number)])
         settle([path])
 
@@ -129,13 +129,13 @@ class LogWriter:
     def commit(self, start: Lsn, end: Lsn, timeline: int, files: Sequence[FileReport]) -> None:
         """Move the log's position from ``start`` to ``end`` by one Delta commit, which adds the files of one batch or
         no files. The files must be in the table's folder, with their content fsynced. Raises LogConflict, and commits
-        nothing, if the log is not at ``start`` or has recorded a newer leader."""
+        nothing, if the log is not at ``start``, or if another process has taken over the lake."""
         if files:
             storage.settle([self._path])
         for _ in range(ATTEMPTS):
             version = newest_of(self._table)
             if (stands := self._position(version)) != start:
-                raise LogConflict(f"is at {stands}, not at {start} where this batch begins", thing=str(self._path))
+                raise LogConflict(f"is at {stands}, but this batch begins at {start}", thing=str(self._path))
             self._refuse_others(version)
             passed(FaultPoint.BATCH_COMMITTING)
             try:
@@ -192,17 +192,18 @@ _log = logging.getLogger(__name__)
 
 
 def shut_out(layout: Layout, leader: int) -> None:
-    """Shut out a writer that has lost the lake's lease, by one Delta commit of the new leader on each table. ``leader``
-    is higher than the number of any earlier leader.
+    """Make later commits of a writer that has lost the lake's lease fail. Called by the new leader, which is the
+    process that has taken over the lease. ``leader``, its number, is higher than the numbers of all earlier leaders.
 
     The old writer may have been suspended or cut off, and may not know that it has lost the lease. Its next commit to a
     table claims the number after the newest version that it has seen, and fails if a commit with that number exists. So
-    the new leader first makes an empty commit on each table, beginning with the change log. After the failure the old
-    writer checks again who holds the lease. Its receiver, which holds no lease itself, sees the new leader in the log.
+    the new leader makes an empty commit on each table, beginning with the change log, before it writes anything else.
+    After a failed commit, the old writer checks who holds the lease, and stops. The old writer's receiver does not hold
+    the lease, but finds the new leader's number in the log, and stops too.
     """
     tables = _newest(layout.root)
     _log.warning(
-        "the previous writer ended without releasing the lake; it was locked out of %d tables, in case it still runs",
+        "the previous writer did not release the lake; if it still runs, it can no longer commit to the %d tables",
         len(tables),
     )
     for folder in sorted(tables, key=lambda folder: folder != layout.change_log):

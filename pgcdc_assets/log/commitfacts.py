@@ -1,8 +1,8 @@
 """Facts of a transaction that are known only at its commit. If rows were written before the commit, these facts are
 stored once per file. In a file that was written while its transaction was in progress, ``commit_lsn`` and ``commit_ts``
-are NULL, ``subxid`` names each row's subtransaction, and ``schema_id`` contains provisional ids. When the transaction
-commits, the file is added to the log unchanged, and the tags of its Delta add action contain the missing facts. Every
-reader fills in these facts."""
+are NULL, ``subxid`` is the xid of each row's subtransaction, and ``schema_id`` contains provisional ids (0, 1, 2, ...),
+because the final ids depend on the catalog after the commit. When the transaction commits, the file is added to the log
+unchanged, and the tags of its Delta add action contain the missing facts. Every reader fills in these facts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCHEMA_IDS: Final = "pgcdc.schema_ids"
 
 @dataclass(frozen=True)
 class CommitFacts:
-    """The facts that rows lack if they were written while their transaction was in progress."""
+    """The facts of one transaction's commit, for one file or for all files of the transaction."""
 
     commit_lsn: int
     commit_ts: int
@@ -62,8 +62,8 @@ class CommitFacts:
         }
 
     def within(self, low: int, high: int) -> Self:
-        """The facts for a file with subxids from ``low`` to ``high``, with only the aborted xids in this range. This
-        keeps the tags short: a transaction may have a million rollbacks and hundreds of files."""
+        """The facts without aborted xids outside of ``low`` to ``high``, for a file whose subxids are in this range.
+        This keeps the file's tags short, because a transaction may have a million rollbacks and hundreds of files."""
         return replace(self, aborted=between(self.aborted, low, high))
 
     def fill(self, table: pa.Table) -> pa.Table:
@@ -83,7 +83,7 @@ class CommitFacts:
         return table
 
     def fill_rows(self, rows: Rows) -> Rows:
-        """Like :meth:`fill`, for rows that are still in memory. ``schema_ids`` must map every provisional id."""
+        """Like :meth:`fill`, for rows that are not in a file yet. ``schema_ids`` must contain every provisional id."""
         assert rows.subxid is not None
         kept = rows.take(np.flatnonzero(~np.isin(rows.subxid, np.array(self.aborted, dtype=np.int64))))
         number = len(kept)

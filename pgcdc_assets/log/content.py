@@ -1,7 +1,7 @@
 """The content of transactions in progress: frames in memory, and segments under ``_spill/`` until the transaction
 commits. The receiving thread adds the frames. Only the writing thread fills and reads ``spilled``. A segment is written
 once. After the transaction's commit, the segment moves into the log unchanged, and the facts that its rows lack
-(:class:`CommitFacts`) are stored with the file. Frames that are then still in memory become ordinary rows."""
+(:class:`CommitFacts`) are stored with the file. Frames that are in memory at the commit become complete rows."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class StagedSegments:
     """Each segment, with its :class:`CommitFacts` if its transaction was in progress when the segment was written."""
     tally: Tally = field(default_factory=Tally)
     kept: dict[PreparedKey, int] = field(default_factory=dict)
-    """Maps each prepared transaction whose content was stored under ``_prepared/``, and is in these segments, to its
-    ``commit_lsn``."""
+    """The prepared transactions whose content was stored under ``_prepared/`` and is now in these segments, each with
+    its ``commit_lsn``."""
 
     def add(self, other: StagedSegments) -> None:
         self.files += other.files
@@ -78,7 +78,8 @@ class SpilledSegment:
         return cls(SegmentDraft(draft, report), tally, given["lowest"], given["highest"])
 
     def counted(self, aborted: tuple[int, ...]) -> int:
-        """The number of the segment's rows that were not written by the subtransactions ``aborted`` (ascending)."""
+        """The number of the segment's rows without the rows of aborted subtransactions. ``aborted``: their xids,
+        ascending."""
         gone = between(aborted, self.lowest, self.highest)
         if not gone:
             return self.segment.report.rows
@@ -86,7 +87,7 @@ class SpilledSegment:
         return int((~np.isin(subxid, np.array(gone))).sum())
 
     def at(self, commit: CommitFacts) -> StagedSegments | None:
-        """The segment as part of the log, after the transaction's commit; None if all its rows were rolled back."""
+        """The segment with the commit facts that it needs in the log; None if all its rows were rolled back."""
         schema_ids = {provisional: commit.schema_ids[provisional] for provisional in sorted(self.tally.schema_ids)}
         facts = replace(commit.within(self.lowest, self.highest), schema_ids=schema_ids)
         if not facts.aborted:
@@ -156,7 +157,7 @@ class InProgressContent:
         self.changes += int(IS_CHANGE[block.run.kinds].sum())
 
     def take(self) -> InProgressFrames:
-        """Return the frames in memory, to be written to disk, and remove them from here."""
+        """Remove and return the frames in memory, to write them to disk."""
         taken = self.frames
         self.frames = InProgressFrames(replace(taken.opening, ordinal=self.changes))
         self.spilled_size += taken.size
@@ -197,21 +198,23 @@ class ContentByXid:
         content.add(block, origin)
 
     def pop(self, xid: int) -> InProgressContent | None:
-        """Remove and return a transaction that is no longer in progress. None if no frames of it were added."""
+        """Remove and return a transaction that is no longer in progress. None if it has no frames here."""
         return self._open.pop(xid, None)
 
     def prepare(self, transaction: PreparedTransaction) -> None:
-        """Store a prepared transaction by its :class:`PreparedKey`, because its xid may be used again."""
+        """Record that a transaction is prepared. It is found by its :class:`PreparedKey` after this, because another
+        transaction may get the same xid."""
         content = self._open.pop(transaction.key.xid, None) or InProgressContent.of(transaction)
         self._prepared[transaction.key] = transaction, content
 
     def take_prepared(self) -> list[tuple[PreparedTransaction, InProgressContent]]:
-        """Return the prepared transactions, to be stored on disk, and remove them from here."""
+        """Remove and return the prepared transactions, to store them on disk."""
         taken, self._prepared = list(self._prepared.values()), {}
         return taken
 
     def pop_prepared(self, key: PreparedKey) -> InProgressContent | None:
-        """Remove and return a prepared transaction that has ended. None if :meth:`take_prepared` has returned it."""
+        """Remove and return a prepared transaction that has ended. None if :meth:`take_prepared` has already returned
+        it."""
         _, content = self._prepared.pop(key, (None, None))
         return content
 

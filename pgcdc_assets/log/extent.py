@@ -1,11 +1,12 @@
-"""A note in the lake that says how far the log is complete above its recorded position.
+"""A note in the lake with the LSN up to which the log is complete. This LSN may be above the log's recorded position.
 
-WAL that contains nothing for the log moves the recorded position only once per 16 MiB, so that a quiet source causes
-no Delta commits. A reader that waits for an LSN in such WAL would wait for days. So two processes write into a small
-file how far the log is complete: the receiver while it runs, and the sensor when the slot contains no change.
+WAL that contains nothing for the log moves the recorded position only once per 16 MiB, so that a quiet source causes no
+Delta commits. A reader that waits for an LSN in such WAL could wait for days. So two processes write the note, a small
+file: the receiver while it runs, and the sensor when the slot contains no change.
 
-No position is computed from the note, and losing the file costs nothing. The note names the recorded position for which
-it was written, and is ignored if the log has another position. So a restored source does not inherit a note.
+No stored position is computed from the note, and the file may be lost without harm. The note contains the recorded
+position for which it was written, and is ignored if the log has another position. So an old note has no effect after
+the source was restored.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NOTE_SECONDS: Final = 1.0
 
 
 class Extent:
-    """The writer's side. Errors of the disk or store do not stop the writer."""
+    """Writes the note. Errors of the disk or of the object store are ignored, so that they do not stop the process."""
 
     def __init__(self, layout: Layout) -> None:
         self._place = layout.extent
@@ -34,8 +35,8 @@ class Extent:
         self._due = 0.0
 
     def note(self, position: Lsn, complete: Lsn, *, last: bool = False) -> None:
-        """Note that a log with the recorded ``position`` contains every transaction that ends at or below
-        ``complete``. Notes are written at intervals, except the ``last`` note of a connection."""
+        """Note that a log with the recorded ``position`` contains every transaction that ends at or below ``complete``.
+        Skips the note if the previous note is too recent, unless it is the ``last`` note of a connection."""
         if complete > max(position, self._noted) and (last or time.monotonic() >= self._due):
             with suppress(OSError, StoreFailed, LeaseLost):
                 storage.replace(self._place, json.dumps({"position": position, "complete": complete}).encode())
@@ -44,8 +45,8 @@ class Extent:
 
 
 def complete_to(layout: Layout, position: Lsn) -> Lsn:
-    """The LSN up to which a log with the recorded ``position`` contains every transaction: this position, or a higher
-    LSN that was noted for it."""
+    """The LSN up to which a log with the recorded ``position`` contains every transaction. It is ``position``, or a
+    higher LSN from a note that was written for this position."""
     try:
         noted = json.loads(storage.read(layout.extent))
         return Lsn(noted["complete"]) if noted["position"] == position else position

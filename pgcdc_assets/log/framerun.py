@@ -53,10 +53,10 @@ IS_MESSAGE = table_of_kinds([MessageKind.MESSAGE])
 IS_CHANGE = table_of_kinds(CHANGES)
 """Kinds of messages that ``tx_ordinal`` counts."""
 IS_CONTROL = table_of_kinds(kind for kind in CONTENT if kind not in ROWS)
-"""Kinds of messages that are decoded one by one, because they are rare."""
+"""Kinds of messages that are rare enough to be decoded one by one."""
 _FRAME_BYTES = 64
-"""Bytes that the estimate of memory adds to the length of each frame. With short rows, the columns of a segment take
-more memory than its messages."""
+"""Bytes per frame that :attr:`FrameRun.footprint` adds to the frame's length. If rows are short, the columns of a
+segment take more memory than its messages."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class Brackets:
     end_lsn: Ints
 
     def part(self, start: int, end: int) -> Brackets:
-        """The messages in the frames from ``start`` to before ``end``. Their new frame numbers count from ``start``."""
+        """The messages in the frames from ``start`` up to but not including ``end``. Their new frame numbers count from
+        ``start``."""
         begun, ended = (slice(*np.searchsorted(at, (start, end))) for at in (self.begins, self.commits))
         return Brackets(
             self.begins[begun] - start,
@@ -95,7 +96,7 @@ class FrameRun:
     lengths: Ints
     kinds: NDArray[np.uint8]
     sequence: Ints
-    """The frame's number in the stream, which decides which Relation message applies to the frame."""
+    """Each frame's number in the stream. It decides which Relation message applies to the frame."""
 
     @classmethod
     def of(cls, frames: FrameBlock, first: int) -> FrameRun:

@@ -1,5 +1,5 @@
-"""Reads and checks the change log: position, batches, segments, and relation shapes. Reading needs neither the source
-nor a JVM, and works while a receiver is running."""
+"""Reads and checks the change log: its position, batches and segments, and the shapes (columns and types) of its
+relations. Needs neither the source nor a JVM, and works while a receiver writes to the log."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of the log. A reader skips the file if its lowest and highest ``commit_lsn`` and ``relation_id`` show that
-    it has none of the wanted rows. These bounds are None if the column is NULL in every row."""
+    """A file of the log. ``commit_min`` to ``relation_max`` are the lowest and highest values in the file's rows, None
+    if the column is NULL in every row. With these bounds, a reader skips files that have no wanted rows."""
 
     path: Location
     size: int
     rows: int
     """Number of rows in the file, including rows of aborted subtransactions."""
     batch_end: Lsn
-    """The end of the last batch that has rows in the file. Most files have rows of one batch only."""
+    """The end of the last batch that has rows in the file. Most files have rows of only one batch, so both ends are
+    equal."""
     first_batch_end: Lsn
     commit_min: Lsn | None
     commit_max: Lsn | None
@@ -49,12 +50,12 @@ class Segment:
     written: datetime
     """When the file was added to the table. For a compacted file, this is the time of the compaction."""
     unrelated: bool = True
-    """Whether the file may contain rows without a relation, such as Commit rows."""
+    """Whether the file may contain rows that belong to no relation, such as Commit rows."""
     commit_facts: CommitFacts | None = None
 
     @property
     def file(self) -> SegmentFile:
-        """The file with its :class:`CommitFacts`, to read rows from."""
+        """The file with its :class:`CommitFacts`, as the functions that read rows need it."""
         return SegmentFile(self.path, self.commit_facts)
 
     def reaches_into(self, span: LsnRange) -> bool:
@@ -123,7 +124,8 @@ class ChangeLog:
 
     @property
     def start(self) -> Lsn:
-        """The LSN above which the log contains every transaction: its beginning, or where retention cut it off."""
+        """The LSN above which the log contains every transaction: :attr:`began`, or the LSN below which retention has
+        deleted the log."""
         return max(self.began, Lsn(self.version().positions.get(start_app_id(self.identity), 0)))
 
     def position(self) -> Lsn:
@@ -132,8 +134,8 @@ class ChangeLog:
 
     @property
     def leader(self) -> int | None:
-        """The number of the last leader: a process that took over the lake's lease, although the previous holder had
-        not released it. None if there was no such process, or if there is no log."""
+        """The number of the last leader. A leader is a process that took over the lake's lease although the previous
+        holder had not released it. None if there was no leader, or if there is no log."""
         return self.version().positions.get(LEADER) if self.exists else None
 
     @property
@@ -155,8 +157,8 @@ class ChangeLog:
         return [segment for segment in found if relation_ids is None or segment.may_hold(relation_ids)]
 
     def segments_of(self, batches: Sequence[BatchSummary]) -> list[Segment]:
-        """The files in which these batches may have rows without a relation, such as logical messages. ``batches`` is
-        ordered by LSN, and may have gaps."""
+        """The files in which these batches may have rows that belong to no relation, such as logical messages.
+        ``batches`` is ordered by LSN, and may have gaps."""
         if not batches:
             return []
         ends = np.array([batch.end for batch in batches], np.int64)
@@ -178,15 +180,16 @@ class ChangeLog:
         return list(known.values())
 
     def written(self, batches: Sequence[BatchSummary]) -> dict[Lsn, datetime]:
-        """Maps each batch's end to the time when it became durable. Leaves out batches whose files were merged."""
+        """Maps each batch's end to the time when the batch became durable. Leaves out batches whose files were merged,
+        because a merged file shows only the time of the merge."""
         if not batches:
             return {}
         noted = self._noted(batches[0].start, batches[-1].end)
         return {segment.batch_end: segment.written for segment in noted if segment.first_batch_end == segment.batch_end}
 
     def in_order(self, after: Lsn) -> Iterator[tuple[Segment, tuple[BatchSummary, ...]]]:
-        """Yields the files with notes of batches that end above ``after``, in the order of the batches. Reads a file
-        only when it is yielded."""
+        """Yields each file with the notes of batches that end above ``after``, and these batches' summaries, in the
+        order of the batches. Reads a file only when it is yielded."""
         for segment in sorted(self._noted(after, None), key=lambda segment: segment.batch_end):
             yield segment, self._summaries_in(segment)
 
@@ -205,7 +208,7 @@ class ChangeLog:
                 self._shapes.update(_shapes_in(segment.file))
         missing = wanted - self._shapes.keys()
         if missing:
-            raise LogCorrupt(f"lacks the structure of {len(missing)} relations in {span}", thing=str(self.path))
+            raise LogCorrupt(f"lacks {len(missing)} structures of relations in {span}", thing=str(self.path))
         return {schema_id: self._shapes[schema_id] for schema_id in wanted}
 
     def verify(self, span: LsnRange) -> list[BatchSummary]:
@@ -287,7 +290,7 @@ def _shapes_in(file: SegmentFile) -> dict[int, Shape]:
         for (kind, schema_id), payload in payloads.items()
         if kind == "R"
     }
-    # Use the schema ids that the rows contain, even if this version of the code computes other ids from these facts.
+    # Use the schema ids that the log's rows contain: another version of pgcdc may have computed them in another way.
     return {schema_id: replace(shape, schema_id=schema_id) for schema_id, shape in shapes.items()}
 
 

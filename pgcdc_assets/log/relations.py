@@ -35,7 +35,8 @@ class RelationRecord:
 
 
 class _Versions:
-    """The versions of each relation, each with the number of the first frame to which it applies."""
+    """The ids of the versions of each relation (:class:`RelationRecord`), each with the number of the first frame to
+    which the version applies."""
 
     def __init__(self) -> None:
         self._versions: dict[int, tuple[list[int], list[int]]] = {}
@@ -44,7 +45,8 @@ class _Versions:
         """Add a version that applies from frame number ``sequence`` on. Each call must have a higher ``sequence``."""
         since, schema_ids = self._versions.setdefault(relation_id, ([], []))
         if not schema_ids or schema_ids[-1] != schema_id:
-            # Append to ``since`` last: the other thread searches ``since``, then uses the index in ``schema_ids``.
+            # Append to ``since`` last: the writing thread first searches ``since``, and then needs the entry in
+            # ``schema_ids``.
             schema_ids.append(schema_id)
             since.append(sequence)
 
@@ -56,7 +58,7 @@ class _Versions:
         """The id of the version that applies to each row. Raises ProtocolError for a row that has no earlier Relation
         message."""
         if len(relation_ids) and (relation_ids == relation_ids[0]).all():
-            # A large transaction often writes to one table only. Finding the distinct relations would double the time.
+            # A large transaction often writes to only one table. To find the distinct relations would double the time.
             return self._in_force(int(relation_ids[0]), sequence)
         result = np.zeros(len(relation_ids), dtype=np.int64)
         for relation_id in np.unique(relation_ids).tolist():
@@ -84,9 +86,9 @@ class Relations(_Versions):
         self._types: dict[int, bytes] = {}
         self._records: dict[int, RelationRecord] = {}
         self._came: dict[int, int] = {}
-        """By relation: the frame number of its current Relation message."""
+        """Maps each relation to the frame number of its current Relation message."""
         self._undescribed: dict[int, OverlaidRelation] = {}
-        """By relation: its current Relation message, if the catalog facts for this message must still be read."""
+        """The current Relation messages for which the catalog facts must still be read, by relation."""
 
     def see_type(self, oid: int, payload: bytes) -> None:
         self._types[oid] = payload
@@ -100,10 +102,10 @@ class Relations(_Versions):
         return record
 
     def see_undescribed(self, seen: OverlaidRelation) -> None:
-        """Make a Relation message of a prepared transaction the current message of its table, without catalog facts.
-        The server does not send this message again. The catalog is not read yet, because the prepared transaction may
-        keep a lock on the table until it is committed or rolled back. The catalog is read when another transaction
-        sends rows of the table, because such rows show that there is no such lock."""
+        """Make a Relation message of a prepared transaction the current message of its table, because the server does
+        not send this message again. The catalog facts are read later: the prepared transaction may lock the table until
+        it ends, and the catalog query would wait for this lock. Once another transaction sends rows of the table, the
+        table is not locked, and the facts can be read."""
         self._undescribed[seen.relation.relation_id] = seen
 
     @property
@@ -122,7 +124,7 @@ class Relations(_Versions):
         return self._records[schema_ids[-1]].payload if schema_ids else None
 
     def know(self, relation: Relation, payload: bytes, facts: RelationFacts) -> RelationRecord:
-        """Store a version, so that :meth:`record` finds it. This does not make the version apply to later rows."""
+        """Store a version for :meth:`record`. The version applies to no rows until :meth:`add` is called."""
         schema_id = fingerprint(payload, facts)
         oids = {column.type_oid for column in relation.columns}
         encoding = Encoding.of(facts.encoding)
@@ -156,17 +158,18 @@ class OverlaidRelation:
 
 
 class Overlay(_Versions):
-    """The relations of one transaction in progress, as this transaction sees them, because it may have altered tables.
-    Other transactions and the catalog show these versions only after the transaction's commit. Until then, the versions
-    have provisional ids: 0, 1, 2 and so on."""
+    """The relations of one transaction in progress, as this transaction sees them. The transaction may have altered
+    tables, and nobody else sees this before its commit. A final ``schema_id`` depends on the catalog, so until the
+    commit each version has a provisional id: 0, 1, 2 and so on."""
 
     def __init__(self, base: Relations | None = None) -> None:
         """``base``: the relations of the connection, given only for a transaction that is sent in one piece at its
-        PREPARE. For such a transaction the server does not repeat earlier Relation messages, and the Relation messages
-        in it also apply to later transactions."""
+        PREPARE. In such a transaction the server does not repeat Relation messages that it has sent before. The
+        transaction's own Relation messages also apply to later transactions."""
         super().__init__()
         self._seen: dict[bytes, OverlaidRelation] = {}
-        """By the bytes of the Relation message. The position of an entry in this dict is its provisional id."""
+        """Relation messages, by their bytes. The position of a message in this dict is the provisional id of its
+        version."""
         self._places: dict[bytes, int] = {}
         self._types: dict[int, bytes] = {}
         self.base = base
@@ -216,17 +219,17 @@ class Overlay(_Versions):
 
     @property
     def types(self) -> list[bytes]:
-        """The undecoded Type messages."""
+        """The Type messages, as bytes."""
         return list(self._types.values())
 
     @property
     def relations(self) -> list[Relation]:
-        """The Relation message of each provisional id."""
+        """The decoded Relation messages, in the order of their provisional ids."""
         return [seen.relation for seen in self._seen.values()]
 
     @property
     def payloads(self) -> list[bytes]:
-        """The undecoded Relation message of each provisional id."""
+        """The Relation messages, as bytes, in the order of their provisional ids."""
         return list(self._seen)
 
     def known_to(self, relations: Relations, facts: Sequence[RelationFacts]) -> dict[int, int]:
@@ -240,9 +243,10 @@ class Overlay(_Versions):
         }
 
     def promote(self, into: Relations, facts: Sequence[RelationFacts], sequence: int) -> dict[int, int]:
-        """Like :meth:`known_to`, for a transaction that was sent in blocks and commits with frame number ``sequence``.
-        The server does not send its Relation messages again, so each becomes the current message of its relation,
-        unless the server has sent a newer Relation message outside of this transaction."""
+        """Like :meth:`known_to`, for a transaction that was sent in blocks and whose Stream Commit is frame number
+        ``sequence``. The server does not send its Relation messages again. So each of them becomes the current message
+        of its relation, except if the server has since sent a newer message for this relation outside of the
+        transaction."""
         final, newest = self.known_to(into, facts), self.newest()
         for place, (seen, known) in enumerate(zip(self._seen.values(), facts, strict=True)):
             relation_id = seen.relation.relation_id

@@ -1,4 +1,4 @@
-"""Turns frames into rows of the log, by numpy operations over all frames of a segment."""
+"""Turns frames into rows of the log. Each numpy operation handles all frames of a segment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rows:
     raw: Raw
     offset: Ints
     length: Ints
-    """``offset`` and ``length``: where each payload is in ``raw``, in bytes."""
+    """``offset`` and ``length``: the place of each payload in ``raw``, in bytes."""
     kind: NDArray[np.uint8]
     commit_lsn: Ints
     ordinal: Ints
@@ -47,9 +47,9 @@ class Rows:
     origin: NDArray[np.object_] | None
     """The name of each row's replication origin, or None. The column itself is None if no transaction has an origin."""
     partitions: frozenset[tuple[int, int]] = frozenset()
-    """(root, leaf) OIDs of partitions whose rows were sent under the root's OID."""
+    """Pairs of OIDs (root, leaf): rows of this leaf partition were sent under the root's OID."""
     subxid: Ints | None = None
-    """The subtransaction of each row; None for rows that were made after their transaction's commit."""
+    """The xid of each row's subtransaction; None if the rows were made after their transactions' commits."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -94,13 +94,13 @@ class Tally:
     """Counts of some rows. A batch's summary row is made from the sum of the tallies of its segments."""
 
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
-    """Number of rows by relation_id (ABSENT without a relation) and kind."""
+    """Number of rows by relation_id and kind. The relation_id is ABSENT for rows that belong to no relation."""
     schema_ids: set[int] = field(default_factory=set)
     partitions: set[tuple[int, int]] = field(default_factory=set)
     transactions: int = 0
     first: TransactionEnd | None = None
     last: TransactionEnd | None = None
-    """``first`` and ``last``: the transactions that committed first and last."""
+    """``first`` and ``last``: the ends of the transactions that committed first and last."""
     bytes: int = 0
 
     @property
@@ -329,8 +329,8 @@ def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
 
 
 def _detach(run: FrameRun, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:
-    """If a logical message is non-transactional, removes the row's transaction fields, and sets the row's LSN to the
-    LSN in the message."""
+    """If the logical message is not transactional, its row belongs to no transaction: sets the row's transaction fields
+    to ABSENT, and its LSN to the LSN in the message."""
     message = run.message(frame)
     if not isinstance(message, LogicalMessage):
         raise ProtocolError("message M cannot be decoded as a logical message", lsn=run.lsn(frame))

@@ -1,8 +1,8 @@
 """Segments: the Parquet files of the log. A segment may be written before the end of its batch is known, for example if
-an open transaction does not fit in memory. Segments are never rewritten. Facts that are known later are stored once per
-file, as tags of the file's Delta add action: the end of the batch, and the facts of a transaction's commit
-(:mod:`pgcdc_assets.log.commitfacts`). A segment's name ends in the CRC-32 of its bytes, because a reader of Parquet
-would not notice every flipped bit."""
+an open transaction does not fit in memory. A segment does not change after it was written. The end of its batch, and
+the facts of a transaction's commit (:mod:`pgcdc_assets.log.commitfacts`), are stored as tags of the file's Delta add
+action. A segment's name ends in the CRC-32 of its bytes, because readers of Parquet do not notice every damaged
+byte."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LOG_SCHEMA = pa.schema(
 OPTIONAL: Final = frozenset({SUBXID})
 """Columns that only files with :class:`CommitFacts` have."""
 FILLED_SCHEMA = pa.schema([entry for entry in LOG_SCHEMA if entry.name not in OPTIONAL])
-"""The columns of files without :class:`CommitFacts`, and of all rows as :func:`read_rows` returns them."""
+"""The columns of files without :class:`CommitFacts`, and of the tables that :func:`read_rows` returns."""
 
 SUMMARY = "#"
 """The kind of a row that PostgreSQL did not send: the summary of a batch, as JSON."""
@@ -57,8 +57,9 @@ NOTES: Final = (SUMMARY, FACTS, "R", "Y")
 """The kinds of rows that belong to a batch, but to none of its transactions."""
 
 OWN_FILE_BYTES = 4 << 20
-"""A relation with at least this many payload bytes in a segment gets its own file; the other relations share a file. A
-segment has 16 MiB, so at most four relations get their own file. Readers of one table then skip the other files."""
+"""Rows of a relation with at least this many payload bytes are written to a separate file, so that readers of other
+tables can skip this file. All other relations share a file. Rows are written when they fill 16 MiB, so at most four
+relations get a separate file each time."""
 
 FIRST_BATCH_END: Final = "pgcdc.first_batch_end"
 LAST_BATCH_END: Final = "pgcdc.batch_end"
@@ -120,15 +121,16 @@ class SegmentDraft:
         stats = json.loads(self.report.stats)
         low, high = stats["minValues"], stats["maxValues"]
         own = facts.within(low[SUBXID], high[SUBXID]) if SUBXID in low else replace(facts, aborted=())
-        # Readers find the file by the statistics of ``commit_lsn``, so these contain the transaction's commit LSN. The
-        # null count is removed, because in the file itself this column is NULL in all rows.
+        # Readers choose files by the statistics of ``commit_lsn``, so set these to the transaction's commit LSN. Remove
+        # the null count: it says that all rows are NULL, which is true in the file, but not after the facts are filled
+        # in.
         low["commit_lsn"] = high["commit_lsn"] = int(facts.commit_lsn)
         stats["nullCount"].pop("commit_lsn", None)
         return replace(self.report, stats=json.dumps(stats), tags=tags | own.to_tags())
 
 
 def write_segment(draft: DraftFile, groups: Sequence[pa.Table]) -> SegmentDraft:
-    """Write one file with a row group for each table in ``groups`` that has rows. The tables have LOG_SCHEMA's
+    """Write one file, with a row group for each table in ``groups`` that has rows. The tables must have the log's
     columns."""
     held = [table for table in groups if table.num_rows]
     schema = held[0].schema if held else _ROW_SCHEMA
@@ -155,12 +157,12 @@ def check_content(path: Location) -> None:
     except OSError as error:
         raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
     if named is not None and found != int(named[1], 16):
-        raise LogCorrupt("does not hold the bytes that were written: its checksum differs", thing=str(path))
+        raise LogCorrupt("is damaged: the checksum of its bytes is not the checksum in its name", thing=str(path))
 
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A segment to read, with the commit facts that its rows lack."""
+    """A segment to read, with the commit facts to fill into its rows; None if the rows are complete."""
 
     path: Location
     commit_facts: CommitFacts | None = None
@@ -169,7 +171,7 @@ class SegmentFile:
 def read_rows(
     file: SegmentFile, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
 ) -> pa.Table:
-    """Reads a segment's rows: without rows of aborted subtransactions, and with commit facts filled in. Calls
+    """Reads a segment's rows. Fills in the commit facts, and leaves out the rows of aborted subtransactions. Calls
     :func:`check_content` first, because a reader of damaged Parquet may hang. Raises LogCorrupt. Without ``columns``,
     returns all columns of FILLED_SCHEMA. Skips row groups whose statistics cannot match the filter. The filter may name
     any column except the payload."""
@@ -197,7 +199,8 @@ def read_slices(file: SegmentFile, columns: Sequence[str], size: int) -> Iterato
 
 
 def _filled(path: Location, facts: CommitFacts, columns: list[str], filters: pc.Expression | None) -> pa.Table:
-    """Fills in the commit facts before it filters, because the filter may name columns that are NULL in the file."""
+    """Reads the rows, fills in the commit facts, and filters last, because columns in the filter may be NULL in the
+    file."""
     import pyarrow.dataset as ds
 
     wanted = {*columns, *(OPTIONAL if filters is None else set(LOG_SCHEMA.names) - {"payload"})}

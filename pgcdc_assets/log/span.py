@@ -1,5 +1,5 @@
-"""The batches, relation shapes and row counts of the transactions in a span of LSNs. Each turn (one pass of transform,
-apply and publish) makes one LogSpan, so that the summaries of the batches are read only once."""
+"""What the log contains in a range of LSNs: batches, shapes of relations, and numbers of rows. Each turn (one pass of
+transform, apply and publish) makes one LogSpan, so that the summaries of the batches are read only once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from pgcdc_assets.protocol.shape import RelationFacts, Shape
 
 @dataclass(frozen=True, eq=False)
 class LogSpan:
-    """The transactions that commit in ``lsns``. Each property is read from the log at its first use, and cached."""
+    """The part of the log with the transactions that commit in ``lsns``. Each property is read from the log at its
+    first use, and cached."""
 
     log: ChangeLog
     lsns: LsnRange
     _wider: LogSpan | None = None
-    """A span that contains this span. Its cached facts are used instead of reading the log again."""
+    """A span that contains this span. This span takes its properties from there, and does not read the log again."""
     _parts: dict[LsnRange, LogSpan] = field(default_factory=dict, init=False, repr=False)
 
     def part(self, lsns: LsnRange) -> LogSpan:
@@ -86,8 +87,8 @@ class LogSpan:
         return self.log.segments(self.lsns, relations)
 
     def used(self, schema_ids: Collection[int], relations: Collection[int]) -> set[int]:
-        """Returns the entries of ``schema_ids`` that rows of the span have. Reads only segments of ``relations``, the
-        relations of these ``schema_ids``."""
+        """Returns those of the ``schema_ids`` that occur in rows of the span. ``relations``: the relations that these
+        ids belong to; other segments are not read."""
         found: set[int] = set()
         asked = _committed(self.lsns) & pc.field("schema_id").isin(list(schema_ids))
         for segment in self.segments(relations):

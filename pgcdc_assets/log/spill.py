@@ -1,16 +1,17 @@
 """Content of open transactions on disk, next to the log's files.
 
 ``_spill/``: segments that are written before their batch is committed to the log. They move into the table with the
-batch. VACUUM ignores names that begin with ``_``, so a transaction may stay open for longer than VACUUM's retention.
-These files are deleted at each connect, because the server sends the transactions again from their start.
+batch. VACUUM ignores names that begin with ``_``, so it does not delete segments of a transaction that stays open for
+longer than VACUUM's retention. At each connect, the receiver deletes all files in this folder, because the server sends
+open transactions again from their start.
 
 ``_prepared/``: the content of prepared transactions from PREPARE to COMMIT PREPARED, which the server does not send
 again. Each transaction has a manifest, which names its segments. At the COMMIT PREPARED the segments are copied into
 the log (as hard links, if the store has links), not moved: if the Delta commit fails, the server sends the COMMIT
-PREPARED again, and the segments are needed again. If the Delta commit succeeds, the COMMIT PREPARED is never sent
-again, because the stream begins where the log ends. Nothing would then cause the deletion of the segments. So a mark
-next to the manifest records the transaction's ``commit_lsn`` before the Delta commit. If the log's position is above
-this LSN, the log contains the content, and the files here can be deleted.
+PREPARED again, and the segments are needed again. If the Delta commit succeeds, and the process is killed before it has
+deleted the files here, the COMMIT PREPARED is not sent again. So before the Delta commit, a file next to the manifest
+(the mark) records the transaction's ``commit_lsn``. At the next start, if the log's position is above this LSN, the log
+contains the transaction, and the files here are deleted.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class SpillFolder:
             return write_segment(self._drafts.draft(draft_name()), groups)
 
     def stage(self, rows: Rows) -> StagedSegments:
-        """Write rows of complete transactions, clustered by relation (:func:`clustered`)."""
+        """Write rows of complete transactions to segments, clustered by relation (:func:`clustered`)."""
         staged, rest = self.stage_large(rows)
         if len(rest):
             staged.files.append((self.write([table_of(rest)]), None))
@@ -81,7 +82,7 @@ class SpillFolder:
         return StagedSegments([(self.write([table_of(part)]), None) for part in alone], tally_of(rows)), rest
 
     def spill(self, rows: Rows) -> list[SpilledSegment]:
-        """Write rows of a transaction in progress, clustered by relation (:func:`clustered`)."""
+        """Write rows of a transaction in progress to segments, clustered by relation (:func:`clustered`)."""
         alone, rest = clustered(rows)
         return [self._spilled(part) for part in (*alone, rest) if len(part)]
 
@@ -123,7 +124,8 @@ class PreparedFolder:
         self._folder = log / PREPARED
 
     def keep(self, transaction: PreparedTransaction, segments: Sequence[SpilledSegment]) -> None:
-        """Store a prepared transaction whose content is in these segments. It is durable when this returns."""
+        """Store a prepared transaction, whose content is in these segments. Manifest and segments are durable when this
+        returns."""
         for spilled in segments:
             storage.put(spilled.segment.draft, self._folder / spilled.segment.report.path)
         if segments:
@@ -152,8 +154,7 @@ class PreparedFolder:
         return found
 
     def clear(self) -> None:
-        """Delete everything. Called if two_phase is off: the server then sends prepared transactions at COMMIT
-        PREPARED."""
+        """Delete everything. Called if two_phase is off: the server then sends the content at COMMIT PREPARED."""
         storage.delete(self._folder / entry.name for entry in storage.list_after(self._folder))
 
     def pending(self) -> list[PreparedTransaction]:
@@ -166,8 +167,8 @@ class PreparedFolder:
         return found
 
     def taken(self, key: PreparedKey, into: Scratch) -> list[SpilledSegment]:
-        """Copies the segments of a transaction that commits now to drafts in ``into``. Raises LogCorrupt if a file is
-        missing or damaged."""
+        """Copies the segments of a transaction that is being committed to drafts in ``into``. Raises LogCorrupt if a
+        file is missing or damaged."""
         segments: list[SpilledSegment] = []
         manifest = self._place(key, _MANIFEST)
         if not storage.exists(manifest):
@@ -180,14 +181,15 @@ class PreparedFolder:
         return segments
 
     def committing(self, commits: Mapping[PreparedKey, int]) -> None:
-        """Write a mark with the ``commit_lsn`` of each transaction that the next Delta commit adds to the log."""
+        """Write the mark, with the ``commit_lsn``, of each transaction that the next Delta commit adds to the log."""
         for key, commit_lsn in commits.items():
             storage.replace(self._place(key, _COMMITTING), str(int(commit_lsn)).encode())
             passed(FaultPoint.PREPARED_COMMITTING)
 
     def drop(self, keys: Iterable[PreparedKey]) -> None:
-        """Delete transactions that are in the log or were rolled back. Each manifest is deleted first, and its deletion
-        is made durable, because after a rollback no later message would cause its deletion."""
+        """Delete transactions that are in the log or were rolled back. Deletes each manifest first, and makes its
+        deletion durable. Otherwise the manifest could exist again after a power cut, and the server would never send
+        the end of the transaction again."""
         for key in keys:
             manifest = self._place(key, _MANIFEST)
             segments = _read(manifest)["segments"] if storage.exists(manifest) else ()

@@ -1,5 +1,6 @@
-"""Finds the frames that belong to transactions in progress, with numpy (rules: :mod:`pgcdc_assets.protocol.decode`).
-Converts the messages of blocks to the form of protocol version 1. The log and all later steps use only this form."""
+"""Finds the frames that belong to transactions in progress, with numpy. The server sends these transactions in blocks,
+from Stream Start to Stream Stop (rules: :mod:`pgcdc_assets.protocol.decode`). Converts the messages of blocks to the
+form of protocol version 1, which is the only form that the log and all later steps use."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ class Located:
     top: Ints
     """For frames of a block, including its start and end, the xid of the top transaction; otherwise ABSENT."""
     subxid: Ints
-    """For each frame, the xid that the message contained and that was cut out of it; otherwise ABSENT. For messages
-    between Begin Prepare and Prepare, the transaction's xid."""
+    """For each frame, the xid that was removed from its message; ABSENT if the message had no xid. For messages between
+    Begin Prepare and Prepare, the transaction's xid."""
     after: StreamPlace
     """The state of the stream after these frames."""
 
@@ -163,7 +164,7 @@ def _check(run: FrameRun, wrong: Bools) -> None:
     if len(found):
         first = int(found[0])
         raise ProtocolError(
-            f"message {chr(run.kinds[first])} is out of place or has a wrong length", lsn=run.lsn(first)
+            f"message {chr(run.kinds[first])} is not allowed here or has a wrong length", lsn=run.lsn(first)
         )
 
 

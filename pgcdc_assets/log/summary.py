@@ -1,4 +1,5 @@
-"""The summary row of a batch: writing it, reading it, and checking the rows of the batch against it."""
+"""The summary row of a batch, which counts the batch's rows. Writes and reads summaries, and checks rows against
+them."""
 
 from __future__ import annotations
 
@@ -117,8 +118,8 @@ def _iso(ended: TransactionEnd | None) -> str | None:
 
 
 def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], span: LsnRange, log: Location) -> None:
-    """Raises LogCorrupt unless the rows of the files match the counts in the summaries. Counts only rows in the
-    span."""
+    """Raises LogCorrupt if the files do not have exactly the rows that the summaries of ``batches`` count. Checks only
+    rows in the span."""
     held = _Held(batches, span, log, _commit_times(files))
     for file in files:
         held.add(file)
@@ -126,7 +127,7 @@ def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], sp
         held.check(number, batch)
     held.check_commits()
     if _NO_BATCH in held.counts:
-        raise LogCorrupt("has rows of a batch whose summary is missing", thing=str(log), lsn=span.end)
+        raise LogCorrupt("has rows that no batch summary counts", thing=str(log), lsn=span.end)
 
 
 class _Held:
@@ -177,7 +178,7 @@ class _Held:
             )  # fmt: skip
         if odd := self._schema_ids.get(number, set()) - set(batch.schemas):
             raise LogCorrupt(
-                f"batch {batch.start}..{batch.end} has rows of {len(odd)} relations that its summary lacks",
+                f"batch {batch.start}..{batch.end} has rows of {len(odd)} relation structures that its summary lacks",
                 thing=str(self._log),
             )
 
@@ -206,5 +207,5 @@ def _commit_times(files: Sequence[SegmentFile]) -> dict[int, int]:
 
 def _unlike_its_commit(thing: Location, commit_lsn: int) -> LogCorrupt:
     return LogCorrupt(
-        "has a commit time that differs from the transaction's Commit message", thing=str(thing), lsn=Lsn(commit_lsn)
+        "records a commit time that differs from the transaction's Commit row", thing=str(thing), lsn=Lsn(commit_lsn)
     )

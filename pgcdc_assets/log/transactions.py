@@ -1,7 +1,7 @@
 """Transactions whose end has not arrived. There are three kinds: transactions that the server sends in one piece after
 their commit (at most one of them is open), transactions in progress, which the server sends in blocks before their
-commit, and prepared transactions. Blocks arrive between the transactions of the first kind. The content of the blocks
-is in :mod:`pgcdc_assets.log.content`."""
+commit, and prepared transactions. Blocks arrive between the transactions of the first kind. The frames of the blocks
+are kept in :mod:`pgcdc_assets.log.content`, not here."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ class StreamedTransaction:
     messages: int = 0
     """How many of the changes are logical messages."""
     ambiguous: bool = False
-    """Whether a logical message may have been rolled back. A logical message names the xid of the top transaction, even
-    if a subtransaction wrote it. So after a subtransaction's rollback, it is not known which earlier messages were
-    rolled back."""
+    """Whether some received logical messages may have been rolled back. A logical message names the xid of the top
+    transaction, even if a subtransaction wrote it. So a rollback of a subtransaction does not show which earlier
+    messages it includes."""
 
     @property
     def origin_known(self) -> bool:
@@ -114,9 +114,9 @@ class StreamedTransaction:
 
 
 class TransactionsInProgress:
-    """The transactions in progress of one connection, by the xid of the top transaction. They are not kept for the next
-    connection, because after each connect the server sends an open transaction again from its start: in new blocks, or
-    in one piece after its commit."""
+    """The transactions in progress of one connection, by the xid of the top transaction. The next connection begins
+    without them, because the server then sends open transactions again from their start: in new blocks, or in one piece
+    after the commit."""
 
     def __init__(self) -> None:
         self._open: dict[int, StreamedTransaction] = {}
@@ -147,9 +147,9 @@ class TransactionsInProgress:
         return min(self._open.values(), key=lambda transaction: transaction.since, default=None)
 
     def start(self, message: StreamStart, lsn: Lsn, now: float) -> StreamedTransaction | None:
-        """Record that a block begins. If it is the first block of a transaction, returns the unfinished earlier
-        transaction with this xid, if there is one; its content must be dropped. Raises ProtocolError if the
-        transaction's first block has not arrived."""
+        """Record that a block begins. If this is the first block of a transaction, and an earlier transaction with the
+        same xid has not ended, returns the earlier transaction, whose content the caller must drop. Raises
+        ProtocolError if the transaction's first block has not arrived."""
         void = self._open.get(message.xid)
         if not message.first:
             if void is None:
@@ -215,8 +215,8 @@ class PreparedTransaction:
     bytes: int = 0
     origin: str | None = None
     counted: int = field(default=0, compare=False)
-    """Number of changes that the transaction's commit will add to the log. Used for display only. 0 until the content
-    is stored on disk."""
+    """Number of changes that the transaction's commit will add to the log; 0 until the content is stored on disk. Only
+    status reports use it."""
 
 
 class PreparedTransactions:
@@ -235,8 +235,8 @@ class PreparedTransactions:
         return iter(self._pending.values())
 
     def prepare(self, transaction: PreparedTransaction) -> bool:
-        """Add a transaction. Returns False if it is already known, because the server sends a PREPARE again at each
-        connect until it is confirmed."""
+        """Add a transaction. Returns False if it is already known: until the PREPARE is confirmed, the server sends it
+        again at each connect."""
         return self._pending.setdefault(transaction.key, transaction) is transaction
 
     def named(self, message: CommitPrepared | RollbackPrepared) -> PreparedTransaction | None:
