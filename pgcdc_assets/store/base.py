@@ -2,11 +2,12 @@
 
 A store contains files, each at a :class:`~pgcdc_assets.core.layout.Location` (a place). A folder is only the common
 beginning of the names of its files, and need not be created. A file appears complete or not at all. Its content is
-durable when the call that wrote it returns. Its *name* is durable after :meth:`Store.settle` of its folder, so that
-several commits can be written first and settled together. A commit must not be reported before it is settled.
+durable when the call that wrote it returns. Its *name* is durable only after :meth:`Store.settle` was called for its
+folder, so that one call can make the names of several files durable. A caller must not report a commit as done before
+its name is durable.
 
-The methods raise FileNotFoundError, FileExistsError, OSError (with the machine's ``errno``), and StoreFailed if an
-object store refuses a request or does not answer. StoreFailed never means that a file exists or does not exist.
+The methods raise FileNotFoundError, FileExistsError, or OSError with the machine's ``errno``. If an object store
+refuses a request or does not answer, they raise StoreFailed. StoreFailed does not show whether the file exists.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Entry:
     written: float
     """When the content was last written."""
     placed: float
-    """When the file got this name, or a later time if the store does not know. The content may have been written long
-    before."""
+    """When the file got this name. The content may have been written long before. If the store does not know the time,
+    this is a later time."""
 
 
 class Lease(ABC):
@@ -45,8 +46,9 @@ class Lease(ABC):
     pause: float = 0.0
     """The recommended pause between two calls of :meth:`write`, in seconds."""
     inherited_as: int | None = None
-    """Set if the previous holder did not give the lease back, and so may not know that it has lost the lease. This
-    number is higher than the number of any earlier holder."""
+    """None if the previous holder gave the lease back. Otherwise a number that is higher than all earlier such numbers:
+    the previous holder may still run, and not know that it has lost the lease, so this process must make the previous
+    holder's commits fail."""
 
     @abstractmethod
     def write(self, text: str) -> None:
@@ -58,12 +60,13 @@ class Guard(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Check, before a write, whether the lease is certainly still held. Sends no request to the store."""
+        """Called before each write. Raises LeaseLost if another process may have taken the lease. Sends no request to
+        the store."""
 
     @abstractmethod
     def confirm(self) -> None:
-        """Ask the store whether this process still holds the lease. Called if a file that this process wanted to create
-        already exists."""
+        """Called if a file that this process wanted to create already exists, perhaps because the next holder created
+        it. Asks the store whether this process still holds the lease."""
 
 
 class Store(ABC):
@@ -96,16 +99,16 @@ class Store(ABC):
         whose names begin with a dot or an underscore, which are not data files of a Delta table."""
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Make several calls to this store, and return their results. Slow stores make them in parallel. The calls must
-        not use this method."""
+        """Make several calls to this store, and return their results. A store with slow requests makes them in
+        parallel. The calls themselves must not use this method."""
         return [call() for call in calls]
 
     # Writing ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def draft(self, to: Location) -> str:
-        """A path on this machine at which the file for a place can be written. :meth:`put` then makes it the file of
-        the place; no commit may name the file before that."""
+        """A path on this machine at which the content for a place can be written. :meth:`put` then moves the content to
+        the place. No commit may name the file before that."""
 
     @abstractmethod
     def scratch(self, folder: Location) -> str:
@@ -135,7 +138,8 @@ class Store(ABC):
 
     @abstractmethod
     def settle(self, places: Iterable[Location]) -> None:
-        """Make the names in these folders and the contents of these files durable, whichever process wrote them."""
+        """Make the names in these folders and the contents of these files durable, even if another process wrote
+        them."""
 
     def options(self) -> dict[str, str]:
         """Options that delta-rs needs to open a table in this store, in addition to the environment."""
@@ -167,8 +171,8 @@ class Store(ABC):
         del folder
 
     def move_folder(self, source: Location, to: Location) -> None:
-        """Move all files of a folder, in the order of their names. If the machine stops before all files are moved, the
-        remaining part of a Delta log lacks its beginning, so it is not read as an older version of the table."""
+        """Move all files of a folder, in the order of their names. If the machine stops during the move, the part of a
+        Delta log that is left in ``source`` lacks its beginning, so no reader takes it for a complete table."""
         for name in sorted(entry.name for entry in self.walk(source, hidden=True)):
             self.copy(source / name, to / name)
             self.delete([source / name])

@@ -1,18 +1,18 @@
-"""A lease in an object store, as a chain of numbered files. Each file is a link of the chain.
+"""A lease in an object store, as a chain of numbered files. Each file is called a link.
 
-A process takes the lease by creating the file with the next number. If several processes create the same number, only
-one succeeds; this is all that the store must guarantee. The holder adds a link from time to time to show that it is
-alive. A process may take the lease if the last link says that the lease was given back, or if no new link has appeared
-for ``TTL`` seconds by the process's own clock.
+A process takes the lease by creating the file with the next number. If several processes create the same file, the
+store lets only one succeed. Nothing more is required of the store. The holder adds a link from time to time to show
+that it is alive. A process may take the lease if the last link says that the lease was given back, or if no new link
+has appeared for ``TTL`` seconds by the process's own clock.
 
 Clocks of different machines are never compared. The holder counts ``TTL`` from a time before it sent its last link. Any
 other process counts from a time after it saw that link. So the holder stops before another process starts. Old links
-are deleted in ascending order. So a process that creates a number knows that this number never existed before if the
-previous number still exists.
+are deleted in ascending order. So if a process has created a number, and the previous number still exists, the created
+number never existed before.
 
-A machine can be suspended after it has checked its clock and before it sends a write. So a process that takes a lease
-that was not given back also creates the files that the earlier holder would create next
-(:func:`pgcdc_assets.log.commit.shut_out`).
+A machine can be suspended after it has checked its clock, and before it sends a write. So the lease alone does not
+prevent a late write of an earlier holder. A process that takes a lease that was not given back also creates the commit
+files that the earlier holder would create next (:func:`pgcdc_assets.log.commit.shut_out`).
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ _SKEW: Final = 60.0
 """Seconds by which the store's clock may differ from this machine's clock. It affects only what other processes read
 about the holder, and never who may take the lease."""
 _KEPT: Final = 10
-"""How many of the newest links are not deleted, so that a process that has just read the chain finds the next link."""
+"""How many of the newest links are kept, so that a process that has read the chain a short time ago finds the next
+link."""
 _FRESH_SECONDS: Final = 20.0
-"""For this many seconds after a read of the chain, the link after the last read link is certainly not deleted."""
+"""For this many seconds after a process has read the chain, the link after the last link is certainly not deleted. So
+the process can continue there, and need not list the folder."""
 _WATCH_SECONDS: Final = 1.0
 _DELETE: Final = "if no process of pgcdc works on this lake, delete this file"
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -76,8 +78,8 @@ class Link:
 
     @property
     def of_ended_process(self) -> bool:
-        """Whether the link was written by a process of this host that has ended. May be wrong, because two hosts may
-        have the same name."""
+        """Whether a process of this host wrote the link, and has ended. May be wrong, because two hosts may have the
+        same name."""
         return self.host == socket.gethostname() and self.process != _process(int(self.process.partition(".")[0]))
 
 
@@ -119,7 +121,8 @@ class Chain:
         self._forget(link.number - _KEPT)
 
     def _follows(self, number: int) -> bool:
-        """Whether a number that was just created never existed before: its previous number must still exist."""
+        """Whether the number that was just created never existed before. It did not if the previous number still
+        exists."""
         if number == 1:
             return self._numbers() == [1]
         return storage.exists(self._named(number - 1))
@@ -129,7 +132,8 @@ class Chain:
         return [int(entry.name) for entry in storage.list_after(self.place) if entry.name.isdecimal()]
 
     def _forget(self, newest: int) -> None:
-        """Delete the links up to number ``newest``. After an error, a later call deletes them."""
+        """Delete the links up to number ``newest``. An error is only logged, because a later call deletes these links
+        too."""
         try:
             storage.store_of(self.place).delete(map(self._named, range(self._forgotten + 1, newest + 1)))
         except (OSError, StoreFailed) as error:
@@ -160,7 +164,7 @@ class Chain:
             link = Link(**json.loads(content))
             if link.number != number or not isinstance(link.text, str):
                 raise ValueError("the number is not that of the file's name")
-            # This property reads the other fields, so that a malformed field raises its error here.
+            # This property uses the other fields. So a malformed field raises an error here, which ``reading`` handles.
             _ = link.of_ended_process
             return link
 
@@ -184,7 +188,7 @@ class ChainLease(Lease, Guard):
         self.inherited_as = None if before is None or before.given_back else self._link.number
 
     def check(self) -> None:
-        """Raises LeaseLost unless it is certain that no other process can have taken the lease yet."""
+        """Raises LeaseLost if another process may have taken the lease."""
         if self._lost or _now() > self._until:
             raise self._loss()
 
@@ -217,15 +221,15 @@ class ChainLease(Lease, Guard):
                 return
             except (OSError, StoreFailed) as error:
                 # Try again after RENEWED seconds. If all attempts fail, check() raises LeaseLost when the time is over.
-                _log.warning("the lease %s was not renewed: %s", self._chain.place, error)
+                _log.warning("the lease %s was not renewed, pgcdc tries again: %s", self._chain.place, error)
 
     def give_back(self) -> None:
-        """Give the lease back. If this fails, the lease is free after ``TTL`` seconds."""
+        """Give the lease back. If this fails, other processes can take the lease after ``TTL`` seconds."""
         try:
             with suppress(FileExistsError), self._lock:
                 self._chain.append(Link(self._link.number + 1, given_back=True))
         except (OSError, StoreFailed) as error:
-            _log.warning("the lease %s was not released: %s", self._chain.place, error)
+            _log.warning("the lease %s was not released, so it ends a minute later: %s", self._chain.place, error)
 
     def _add(self, text: str) -> None:
         with self._lock:
@@ -274,7 +278,8 @@ def silent_for(place: Location) -> float:
 
 
 def _taken(chain: Chain, *, at_once: bool) -> ChainLease | None:
-    """Takes the lease if it is free, or once it is free. None if another process holds it or may hold it."""
+    """Takes the lease. None if another process holds it. If the holder seems to be dead, waits until the lease is free;
+    with ``at_once``, returns None instead."""
     link, known = chain.look()
     if not (link is None or link.given_back):
         if chain.age(link) < 2 * RENEWED and not link.of_ended_process:

@@ -18,11 +18,12 @@ from pgcdc_assets.store.base import Lease
 from pgcdc_assets.store.local import path_of
 
 _OWNER_ONLY = 0o600
-"""The lock file's mode. A user who may open the file, even only for reading, could lock it and so block its owner."""
+"""The lock file's mode. Another user who may open the file, even only for reading, could lock it, and so keep the owner
+from taking the lease."""
 _TRIES = 20
 _PAUSE = 0.01
 """The lock is tried ``_TRIES`` times, ``_PAUSE`` seconds apart. A process that only checks whether the lease is held
-has the lock for an instant, and must not make another process believe that the lease is held."""
+locks the file for an instant, and a single try could take this process for a holder."""
 
 
 class FileLease(Lease):
@@ -41,9 +42,9 @@ def held(
 ) -> AbstractContextManager[Lease | None]:
     """Hold the lease of a place during the block. The block gets None instead if another process holds the lease. The
     lease's text is empty at the start, and after the block. Raises OSError if the place cannot be written. ``at_once``:
-    give None instead of waiting until it is known whether the last holder is alive. ``guarding``: a folder to which
-    this process's writes raise LeaseLost as soon as it is not certain that the process still holds the lease. A lock of
-    a local file cannot be lost."""
+    do not wait until it is known whether the last holder is alive, and give None. ``guarding``: a folder. As soon as
+    another process may have taken the lease, writes of this process to the folder raise LeaseLost. A lock of a local
+    file cannot be lost."""
     if place.scheme == LOCAL:
         return _file_held(place)
     return chainlease.held(place, guarding=guarding, at_once=at_once)
@@ -55,14 +56,15 @@ def text_of_holder(place: Location) -> str | None:
 
 
 def is_locked(place: Location) -> bool:
-    """Whether any process holds the lease, even a program that writes no text. Ignores processes that only check the
-    lease. False if this process has no right to check."""
+    """Whether a process holds the lease, or any other program has locked its file. Ignores processes that only check
+    the lease. False if this process has no right to check."""
     return _file_locked(place) if place.scheme == LOCAL else chainlease.text_of_holder(place) is not None
 
 
 def silent_for(place: Location) -> float:
     """Seconds since the lease was last taken, renewed or given back, or its text changed; infinite if it was never
-    taken. May be wrong by a minute in an object store, because its clock may differ from this machine's clock."""
+    taken. In an object store, the result may be wrong by a minute, because the store's clock may differ from this
+    machine's."""
     return _file_silent_for(place) if place.scheme == LOCAL else chainlease.silent_for(place)
 
 
@@ -96,7 +98,8 @@ def _file_text(place: Location) -> str | None:
 
 
 def _file_locked(place: Location) -> bool:
-    """Whether the file is locked. A shared lock of any program is included, because it prevents taking the lease."""
+    """Whether the file is locked. This includes a shared lock of any program, because it also prevents taking the
+    lease."""
     try:
         with path_of(place).open("r+") as file:
             return not _taken(file)
@@ -113,9 +116,9 @@ def _file_silent_for(place: Location) -> float:
 
 
 def _opened(place: Location) -> IO[str]:
-    """Opens the lock file, and creates it if it is missing. Does not truncate it, because another process may hold the
-    lock and have a text in it. With O_CLOEXEC (Python's default), programs that this process starts do not inherit the
-    lock."""
+    """Opens the lock file, and creates it if it is missing. Does not truncate the file, because it may contain the text
+    of another process that holds the lock. Python opens files with O_CLOEXEC, so programs that this process starts do
+    not inherit the lock."""
     path = path_of(place)
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY), "r+")

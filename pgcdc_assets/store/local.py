@@ -1,4 +1,5 @@
-"""The store for a lake in a folder of this machine. Fsyncs what must survive a power cut (:mod:`.localfiles`)."""
+"""The store for a lake in a folder of this machine. Fsyncs every file and folder that must survive a power cut
+(:mod:`.localfiles`)."""
 
 from __future__ import annotations
 
@@ -96,8 +97,8 @@ class LocalStore(Store):
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                # Without hard links, write the file directly. An existing file is not overwritten. But a reader may see
-                # an incomplete file, and so may a reader after a power cut.
+                # Without hard links, write the file directly. This does not overwrite an existing file. But during the
+                # write, and after a power cut, a reader may see an incomplete file.
                 _write(to.text, content)
         finally:
             with suppress(FileNotFoundError):
@@ -170,7 +171,7 @@ def _make_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except FileExistsError:
-        # Part of the path is a file. Callers would take FileExistsError to mean that the file to be written exists.
+        # Part of the path is a file. Callers would understand FileExistsError as "the file to be written exists".
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 

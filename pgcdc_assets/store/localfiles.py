@@ -24,8 +24,8 @@ from typing import IO, Final
 AT_A_TIME: Final = 8
 """How many fsyncs of one call run at the same time. The file system's journal then writes them together."""
 _UNABLE: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-"""Errors of network and user-space file systems on which folders cannot be fsynced. There, file names are durable at
-once, or cannot be made durable."""
+"""Errors of network and user-space file systems on which folders cannot be fsynced. On these file systems, file names
+are durable at once, or cannot be made durable."""
 
 
 OWNER_ONLY: Final = 0o700
@@ -34,8 +34,8 @@ _ROTATE_SECONDS: Final = 10.0
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file durably. Other processes, also after a power cut, see the complete new content or the old file. An
-    existing file keeps its mode, and a symbolic link to it stays a link."""
+    """Write a file durably. Other processes see the old file or the complete new content, even after a power cut. An
+    existing file keeps its mode. If ``path`` is a symbolic link, its target is written."""
     path = path.resolve()
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -103,8 +103,9 @@ def private_log(path: Path) -> IO[bytes]:
 
 
 def rotate(path: Path) -> None:
-    """Copy a log above 10 MiB to ``<name>.1``, then truncate it. A rename would not do, because Java and the receiver
-    keep the file open. Lines that they write between the copy and the truncation are lost."""
+    """Copy a log above 10 MiB to ``<name>.1``, then truncate it. The log is not renamed, because Java and the receiver
+    keep the file open, and would write to the renamed file. Lines that are written between copy and truncation are
+    lost."""
     with suppress(OSError):
         if path.stat().st_size > _LOG_BYTES:
             shutil.copyfile(path, _earlier(path))

@@ -1,14 +1,14 @@
-"""The store for a lake in an object store: S3 and compatible stores, Azure Blob Storage or Google Cloud Storage. It
-uses the library obstore.
+"""The store for a lake in S3 or a compatible store, in Azure Blob Storage, or in Google Cloud Storage. Uses the library
+obstore.
 
 Each file is an object. The object is complete and durable when the store acknowledges its PUT. Credentials, endpoint
-and region are taken only from the environment, the instance role or the workload identity of the process. A place
-contains no credentials.
+and region come only from the environment, the instance role or the workload identity of the process. A place (the URL
+of a file) contains no credentials.
 
-The answer to a request can be lost after the store has executed the request. Reads, replacements and deletions are
-simply repeated. A repeated conditional PUT may fail because the first attempt succeeded. So after a lost answer, the
-existing object is read and compared with the content. For this reason each content is unique: a commit, for example,
-contains a random id.
+The answer to a request can be lost after the store has executed the request. Reads, replacements and deletions are then
+simply repeated. But a repeated PUT that must create the object fails, because the first attempt created it. So after a
+lost answer, the existing object is read and compared with the content. This works because no two writers write the same
+content: a commit, for example, contains a random id.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ ONE_PUT: Final = 64 << 20
 """A file of up to this many bytes is read into memory and sent in one request. A larger file is sent in parts."""
 _PART: Final = 16 << 20
 _PATIENCE: Final = 60.0
-"""A failed or unanswered request is tried again for this many seconds. This is shorter than a lease lasts."""
+"""A failed or unanswered request is tried again for this many seconds. This is less than the time for which a lease
+lasts without renewal."""
 _RETRIES: Final = 1000
 """More retries than are possible within ``_PATIENCE``, so that only the time limits them."""
 _AT_A_TIME: Final = 16
@@ -147,8 +148,7 @@ class ObjectStore(Store):
                 there = self._content(to)
                 if there == content and unsure:
                     return
-                # If there is no object, try again: of two simultaneous PUTs, S3 may refuse one although the other
-                # fails too.
+                # If there is no object, try again, because S3 may refuse both of two simultaneous PUTs.
                 if there is not None:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(to)) from None
                 if last:
@@ -238,8 +238,8 @@ def _pool(process: int) -> ThreadPoolExecutor:
 
 
 def _attempts() -> Iterator[bool]:
-    """Yields once per attempt: True for the last attempt, which comes when ``_PATIENCE`` is over, False before.
-    Sleeps between attempts, longer each time."""
+    """Yields once per attempt: False, and True for the last attempt, when ``_PATIENCE`` is over. Sleeps between
+    attempts, longer each time."""
     end, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
     while time.monotonic() < end:
         yield False
@@ -249,8 +249,8 @@ def _attempts() -> Iterator[bool]:
 
 
 def _overwrite(place: Location, send: Callable[[], object]) -> None:
-    """Send a request without a condition. If the store refuses the request because of a simultaneous request for the
-    same place, tries again, which obstore does not do. ``place``: the place that an error names."""
+    """Send a request that may be repeated. If the store refuses the request because of a simultaneous request for the
+    same object, tries again, because obstore does not. ``place``: the place to name in errors."""
     for last in _attempts():
         with _translated(place):
             try:
@@ -283,13 +283,13 @@ def _failure(place: Location, error: Exception) -> StoreFailed:
     text = str(error)
     said = _ANSWERED.search(text)
     if _NO_BUCKET.search(text):
-        return StoreFailed("there is no such bucket", thing=_parts(place)[0], do="create it, or use another")
+        return StoreFailed("this bucket does not exist", thing=_parts(place)[0], do="create it, or change `lake`")
     if _NO_ROLE.search(text):
         what = "no credentials were found in the environment, and this machine has no instance role"
         return StoreFailed(what, thing=str(place), do=_RIGHTS)
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _REFUSED.search(text):
         why = f": {said[1]}" if said else ""
-        return StoreFailed(f"the credentials of the environment are refused{why}", thing=str(place), do=_RIGHTS)
+        return StoreFailed(f"the store refused the credentials of the environment{why}", thing=str(place), do=_RIGHTS)
     what = said[1] if said else _QUERY.sub("", text.partition("\n")[0])
     failed = StoreFailed(f"the object store reported: {what}", thing=str(place))
     failed.passing = isinstance(error, GenericError)
@@ -297,8 +297,8 @@ def _failure(place: Location, error: Exception) -> StoreFailed:
 
 
 class RangeFile:
-    """A file object for :class:`pyarrow.PythonFile`. Requests ranges of bytes from the store, except for the last bytes
-    of the file, which are in memory."""
+    """A file object for :class:`pyarrow.PythonFile`. Requests ranges of bytes from the store. The last ``_TAIL`` bytes
+    of the file are read when it is opened, and kept in memory."""
 
     def __init__(self, store: ObjectStore, at: Location) -> None:
         self._store = store

@@ -1,5 +1,5 @@
-"""Names of processes, which are unique over all hosts and times, and checks whether a named process is alive. A pid and
-a host name are not enough: pids in each container count from 1, and two containers may have the same host name."""
+"""Names of processes, which are unique over all hosts and times, and checks whether a named process is alive. A host
+name and a pid are not unique: pids in each container count from 1, and two containers may have the same host name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProcessName:
     host: str
     """The host's name, for people."""
     space: str
-    """Where the pid is unique: the id of the kernel's boot, and the pid namespace."""
+    """The space in which the pid is unique: the id of the kernel's boot, and the pid namespace."""
     pid: int
     started: int
     """Seconds since 1970."""
@@ -47,7 +47,7 @@ class ProcessName:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process can look up the pid."""
+        """Whether the named process is in this process's pid namespace, so that this process can look up the pid."""
         return self.space == _space()
 
     @property

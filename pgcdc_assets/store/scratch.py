@@ -25,7 +25,7 @@ _LEFT_SECONDS: Final = 6 * 3600
 
 
 class DraftFile:
-    """A file that is being written. After a failure it is deleted, or stays as an unused file that no commit names."""
+    """A file that is being written. A draft that stays after a failure does no harm, because no commit names it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -80,8 +80,8 @@ class Scratch:
 
     @contextmanager
     def temporary(self) -> Iterator[Location]:
-        """A new folder inside the scratch folder, which is deleted after the block. Also deletes folders that killed
-        processes left there more than an hour ago, and the scratch folder itself once it is empty."""
+        """A new folder inside the scratch folder. After the block, the new folder is deleted, and so is the scratch
+        folder if it is empty. Also deletes folders that killed processes left there more than an hour ago."""
         before = time.time() - _STALE_SECONDS
         with suppress(FileNotFoundError):
             for left in [left for left in Path(self._path).iterdir() if left.stat().st_mtime < before]:

@@ -1,5 +1,5 @@
-"""The functions that read and write the lake's files. Each call is passed to the store of the file's place, and behaves
-as :mod:`pgcdc_assets.store.base` describes."""
+"""The functions that read and write the lake's files. Each function calls the method of the same name of the store in
+which the file is; :mod:`pgcdc_assets.store.base` describes these methods."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _written(place: Location) -> Store:
 
 
 def assure(folder: Location) -> None:
-    """Raises LeaseLost unless it is certain that this process still holds the folder's lease."""
+    """Raises LeaseLost if another process may have taken the lease that guards the folder (:func:`guarded`)."""
     for guard in _guards(folder / "any"):
         guard.check()
 
@@ -107,7 +107,7 @@ def scratch(folder: Location) -> Scratch:
 
 
 def fetch(at: Location, to: Location) -> None:
-    """Copy a file to this machine, for code that can read only local files. The copy is not made durable."""
+    """Copy a file to this machine, for code that can read only local files. The copy need not survive a power cut."""
     write_scratch(to, read(at))
 
 

@@ -114,13 +114,13 @@ def test_an_unreachable_store_is_reported(bucket: Location, monkeypatch: pytest.
     objects._bucket.cache_clear()
     with monkeypatch.context() as patch:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
-        with pytest.raises(StoreFailed, match="credentials of the environment are refused") as raised:
+        with pytest.raises(StoreFailed, match="refused the credentials of the environment") as raised:
             storage.create(bucket / "a", b"")
         assert "another-secret" not in str(raised.value)
-        with pytest.raises(StoreFailed, match="credentials of the environment are refused"):
+        with pytest.raises(StoreFailed, match="refused the credentials of the environment"):
             storage.list_after(bucket)
     objects._bucket.cache_clear()
-    with pytest.raises(StoreFailed, match="no such bucket"):
+    with pytest.raises(StoreFailed, match="this bucket does not exist"):
         storage.create(Location("s3://nowhere/a"), b"")
     assert storage.list_after(bucket) == []
 

@@ -7,12 +7,12 @@ client             the parent's side: starts the process, sends orders, reads ev
 process            the receiver's main function: reads the settings, writes events and errors
 connections        opens one connection after another; reads orders
 receiver           the receive loop of one connection
-intake             decides which frames the log takes, and moves the positions
+intake             decides which frames are added to the log, and moves the positions
 messagefilter      drops the frames that the settings exclude
 wholetransactions  transactions that the server sends in one piece, and the stream's positions
 resendcheck        checks that transactions that the server sends again match the log
-blocks             blocks of transactions in progress
+blocks             transactions in progress, which the server sends in blocks
 relationfacts      reads the catalog's facts about relations
 batches            keeps the pending content, decides when to cut a batch, runs the writing thread
-progressfile       reports transactions in progress to `status`
+progressfile       shows transactions in progress to `pgcdc status`
 """

@@ -1,5 +1,5 @@
 """Turns received frames into batches: decides when to cut a batch, writes the batch in a thread, and reports it to the
-parent process. To cut a batch means to end it at the last boundary and to start its Delta commit."""
+parent process. To cut a batch means to end the batch at the last boundary, and to start the batch's Delta commit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pgcdc_assets.log.receive.messages import SEGMENT_BYTES, Event, EventName
 from pgcdc_assets.log.receive.wholetransactions import Taken
 
 _BUSY_SECONDS: Final = 0.3
-"""Seconds between status updates while no frames are read because the writing thread is busy. The server asks for a
-status after half of wal_sender_timeout, and this request may be among the frames that are not read."""
+"""Seconds between status updates while the receiver waits for the writing thread, and reads no frames. The server asks
+for a status after half of wal_sender_timeout, and its request may be in a frame that is not read yet."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,22 @@ class Limits:
     batch_seconds: float
     segment_bytes: int = SEGMENT_BYTES
     foreign_wal_bytes: int = 16 << 20
-    """The log's position is moved after this much WAL without content for the log: the size of one WAL segment file."""
+    """After this much WAL without content for the log, a Delta commit moves the log's position. It is the size of a WAL
+    segment file."""
     run_seconds: float = 0.05
     """The longest time for which frames are gathered before they are processed together."""
     linger_seconds: float = 0.002
     """How long to wait for the next frame before the gathered frames are processed."""
     status_seconds: float = 5.0
-    """Seconds between status updates: a twelfth of the walsender's timeout, so that the walsender never has to ask."""
+    """Seconds between status updates. This is a twelfth of the default wal_sender_timeout, so that the walsender never
+    has to ask for a status."""
     relations_at_once: int = 500
     """The number of relations per catalog query. A busy server needs a second or two and some megabytes for it."""
 
 
 class Batches:
-    """The batches of one connection. ``report`` sends an event to the parent, ``confirm`` sends a status update to the
-    server."""
+    """The batches of one connection. ``report`` sends an event to the parent process. ``confirm`` sends a status update
+    to the server."""
 
     def __init__(
         self, writer: BatchWriter, intake: Intake, reported: ReportedPositions, limits: Limits,
@@ -68,7 +70,7 @@ class Batches:
         """The log's position once every batch that was cut is durable."""
 
     def flush(self) -> None:
-        """Cut a batch as soon as the writing thread is free."""
+        """Request a batch. It is cut as soon as the writing thread is free."""
         self._flush_now = True
 
     def add(self, part: Part) -> None:
@@ -107,7 +109,7 @@ class Batches:
 
     def due_in(self, now: float) -> float | None:
         """Seconds until the next batch must be cut; None if no transaction is pending. A batch is due ``batch_seconds``
-        after the last batch was cut. So a transaction after a quiet time is due at once."""
+        after the last batch was cut. So after a quiet time, a transaction is cut at once."""
         return None if self._pending.since is None else max(0.0, self._cut_at + self._limits.batch_seconds - now)
 
     def cut_if_due(self, now: float) -> None:
@@ -133,8 +135,8 @@ class Batches:
         self.planned = max(self.planned, end)
 
     def write_ahead(self) -> None:
-        """Called when memory is full (:attr:`full`): write the complete transactions as segments, and also write open
-        transactions to disk if these fill half of ``segment_bytes``."""
+        """Free memory, because the frames have reached ``segment_bytes`` (:attr:`full`). Writes complete transactions
+        to segments, and also open transactions if their frames fill half of ``segment_bytes``."""
         pending, state = self._pending, self._intake.transaction
         if pending.closed_in_memory:
             if pending.closed_size >= self._limits.batch_bytes:

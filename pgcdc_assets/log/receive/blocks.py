@@ -1,4 +1,5 @@
-"""Collects the blocks of transactions in progress, and keeps the list of these transactions, without any I/O."""
+"""Collects the blocks of transactions in progress, and keeps the list of these transactions. A block is what the server
+sends from Stream Start to Stream Stop. Does no I/O."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ class Blocks:
             yield self._content(xid, run.part(begin, end), subxid[begin:end])
 
     def _start(self, xid: int, run: FrameRun, index: int) -> StreamedTransaction | None:
-        """Handle the begin of a block. Returns an unfinished earlier transaction with this xid, if there is one."""
+        """Handle the start of a block. If an earlier transaction with the same xid has not ended, returns the earlier
+        transaction."""
         message = decode_any(run.payload(index), run.lsn(index), parallel=False)
         if isinstance(message, BeginPrepare):
             self._overlays[xid] = Overlay(self._relations)

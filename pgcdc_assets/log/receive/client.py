@@ -32,8 +32,8 @@ second. If it takes longer, it is stuck or has a slow disk. It can be killed saf
 
 
 class ReceiverProcess:
-    """Starts and controls the receiver process. Orders are lines on the receiver's stdin. If this process dies, the
-    receiver's stdin is closed, and the receiver stops."""
+    """Starts and controls the receiver process. Sends orders as lines to the receiver's stdin. If the parent process
+    dies, the receiver's stdin is closed, and the receiver stops."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self._settings = settings
@@ -49,8 +49,8 @@ class ReceiverProcess:
         """Start the receiver process. Its errors are raised by :meth:`events`. Raises LeaseLost if another process may
         have taken over the lake."""
         leader = ChangeLog(self._layout).leader
-        # This proves that we still had the lake's lease when we read ``leader``. If another process takes the lake over
-        # later, the log gets a newer leader, and our receiver's commits fail.
+        # This raises LeaseLost unless this process still had the lake's lease when it read ``leader``. If another
+        # process takes the lake over later, the log gets a newer leader, and the commits of our receiver fail.
         storage.assure(self._layout.root)
         # The receiver is in its own session, so a terminal's interrupt (SIGINT) reaches only this process, which then
         # stops the receiver at a boundary.

@@ -1,4 +1,5 @@
-"""Opens the receiver's connections, one after another. On each, starts the stream and runs the receive loop."""
+"""Opens the receiver's connections, one after another. On each connection, starts the stream and runs the receive
+loop."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ from pgcdc_assets.source.stream.subscribe import Subscription, begin, check_iden
 logger = logging.getLogger(__name__)
 
 _MOST_SECONDS: Final = 3600.0
-"""The longest time in seconds for which streaming is off after a server error. The time doubles with each error,
-because each new attempt makes the server read all open transactions again."""
+"""The longest time in seconds for which streaming of transactions in progress is off after a server error. The time
+doubles with each error, because each attempt makes the server read all open transactions again."""
 _OVER_BY: Final = {
     OrderName.MARK: (),
     OrderName.UNTIL: (OrderName.UNTIL, OrderName.FOLLOW),
@@ -85,8 +86,8 @@ class Receiving:
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
             resend_check = ResendCheck.of(log, confirmed, origins=wanted.origins)
             if resend_check is not None:
-                # Transactions that are sent again are compared with the log. Streaming is off until the stream has
-                # passed the log's end, because each transaction must arrive in one piece for this.
+                # Compare transactions that the server sends again with the log. This needs each transaction in one
+                # piece, so streaming is off until the stream has passed the log's end.
                 self._fallback.until(Lsn(resend_check.end + 1))
             whole = self._fallback.whole
             options = PluginOptions.of(
@@ -100,8 +101,8 @@ class Receiving:
                 relations = Relations()
                 writer = BatchWriter(log.path, identity, source.timeline, relations, settings.leader)
                 if source.timeline != timeline:
-                    # Record the new timeline in the log. It is already checked that the log's position is not past the
-                    # fork of the timelines.
+                    # Record the new timeline in the log. check_identity has checked that the log's position is not past
+                    # the fork of the timelines.
                     writer.advance(position)
                 folder = PreparedFolder(log.path)
                 if not settings.two_phase:
@@ -129,7 +130,7 @@ class Receiving:
                 if options.streaming == Streaming.OFF:
                     raise
                 seconds = self._fallback.failed()
-                logger.warning("%s; for the next %.0f s, transactions are received after their commits", error, seconds)
+                logger.warning("%s; for the next %.0f s, transactions are sent only after their commit", error, seconds)
         return True
 
     def _keep_waiting(self) -> bool:
@@ -165,7 +166,7 @@ def _give(receiver: Receiver, order: Order) -> None:
 
 
 class Orders:
-    """Reads the parent's orders from a pipe, as lines, without waiting."""
+    """Reads the parent's orders from a pipe, one per line."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -198,7 +199,7 @@ class Fallback:
     """Decides whether a connection asks the server to stream transactions in progress. Without streaming, the server
     sends each transaction in one piece after its commit ("whole").
 
-    Whole transactions always contain everything that the log needs. Streaming fails in three cases:
+    Whole transactions always contain everything that the log needs. Streaming does not work in three cases:
 
     - PostgreSQL 14 to 18 fails to decode some transactions in progress ("could not map filenode", after a TRUNCATE that
       was rolled back to a savepoint). It fails again at each connect, but succeeds after the transaction's commit.
@@ -233,8 +234,8 @@ class Fallback:
         return seconds
 
     def over(self, boundary: Lsn) -> bool:
-        """Whether streaming may be turned on again, which needs a new connection. ``boundary``: everything that commits
-        below this LSN has been received."""
+        """Whether the reasons for whole transactions are over, so that a new connection can turn streaming on again.
+        ``boundary``: everything that commits below this LSN has been received."""
         if boundary >= self._until:
             self._until = ZERO
         return not self.whole

@@ -1,5 +1,5 @@
-"""Decides which received frames the log takes, and moves the boundary, at which the next batch can end. A transaction
-in progress takes effect at the LSN of its Stream Commit; its blocks do not move the boundary. Does no I/O itself."""
+"""Decides which received frames are added to the log, and moves the boundary, the LSN at which the next batch can end.
+The boundary moves at the Stream Commit of a transaction in progress, and not at its blocks. Does no I/O itself."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class PreparedCommitted:
 
 @dataclass(frozen=True)
 class PreparedDropped:
-    """A prepared transaction that was rolled back, or is already in the log. Its stored content must be deleted."""
+    """A prepared transaction that was rolled back, or that is already in the log. Its stored content must be
+    deleted."""
 
     key: PreparedKey
 
@@ -90,8 +91,8 @@ Part = Taken | Block | Dropped | StreamCommitted | Prepared | PreparedCommitted 
 
 class StreamUnsure(Exception):
     """Raised if the blocks of a committed transaction do not show which of its logical messages were rolled back, or
-    whether it has an origin. If the server sends the transaction in one piece, both are known. So the stream must
-    restart without streaming, until ``end_lsn`` is passed."""
+    whether the transaction has an origin. A transaction that is sent in one piece shows this. So the receiver must
+    connect again without streaming, until ``end_lsn`` is passed."""
 
     def __init__(self, end_lsn: Lsn) -> None:
         super().__init__()
@@ -106,8 +107,8 @@ class Intake:
         wanted: MessageFilter | None = None, origins: Callable[[], bool] = lambda: False,
         prepared: PreparedTransactions | None = None,
     ) -> None:  # fmt: skip
-        """``origins``: whether any replication origin exists on the source now. ``prepared``: the prepared transactions
-        whose content is stored in the lake; None if two_phase is off."""
+        """``origins``: a function that reads whether any replication origin exists on the source. ``prepared``: the
+        prepared transactions whose content is stored in the lake; None if two_phase is off."""
         self.positions = StreamPositions(transform_lsn)
         self._describe = describe
         self._origins = origins
@@ -140,9 +141,9 @@ class Intake:
         self.positions.passed(wal_end)
 
     def take(self, run: FrameRun, *, parallel: bool = False) -> Iterator[Part]:
-        """Handle the next frames. Yields, in order, the parts that the log takes: those between ``transform_lsn`` and
-        the goal. Yields nothing once the goal is reached. ``parallel``: whether the stream has the option streaming =
-        parallel. Raises ProtocolError and :class:`StreamUnsure`."""
+        """Handle the next frames. Yields, in order, the parts to add to the log, which are between ``transform_lsn``
+        and the goal (the LSN of the order UNTIL). Yields nothing once the goal is reached. ``parallel``: whether the
+        stream has the option streaming = parallel. Raises ProtocolError and :class:`StreamUnsure`."""
         self.sequence += len(run)
         found = located(run, self._place, parallel=parallel)
         self._place = found.after
@@ -189,8 +190,8 @@ class Intake:
         return None
 
     def _commit(self, message: StreamCommit, run: FrameRun, index: int) -> StreamCommitted | Dropped:
-        """Handles the commit of a transaction in progress. Its Relation messages take effect even if the log skips the
-        transaction, because the server does not repeat them."""
+        """Handles the commit of a transaction in progress. Its Relation messages apply to later transactions, even if
+        the transaction itself is not added to the log, because the server does not repeat Relation messages."""
         transaction, overlay = self._blocks.end(message, run, index)
         facts = facts_of(overlay.relations, self._describe)
         schema_ids = overlay.promote(self._relations, facts, int(run.sequence[index]))
@@ -203,16 +204,16 @@ class Intake:
         return StreamCommitted(message.xid, _facts(message, transaction.aborted, schema_ids), commit_frame(run, index))
 
     def _be_sure(self, came: StreamedTransaction, end_lsn: Lsn) -> None:
-        """Raises StreamUnsure if the blocks do not show which logical messages were rolled back, or whether the
-        transaction has an origin."""
+        """Raises StreamUnsure if the received blocks do not show which logical messages were rolled back, or whether
+        the transaction has an origin."""
         if came.ambiguous or (not came.origin_known and self._origins()):
             raise StreamUnsure(end_lsn)
 
     # Two-phase: content arrives at PREPARE, and belongs to the position of COMMIT PREPARED -------------
 
     def _prepare(self, message: Prepare | StreamPrepare, run: FrameRun, index: int) -> Prepared | Dropped:
-        """Handles a PREPARE. If the transaction is already known, its content is dropped: the server sends it again at
-        each connect until the PREPARE is confirmed."""
+        """Handles a PREPARE. If the transaction is already known, drops its content, because the server sends the
+        content again at each connect until the PREPARE is confirmed."""
         known = self._known(run.lsn(index))
         came, overlay = self._blocks.end(message, run, index)
         overlay.pass_on()
@@ -231,8 +232,8 @@ class Intake:
     def _commit_prepared(
         self, message: CommitPrepared, run: FrameRun, index: int
     ) -> PreparedCommitted | PreparedDropped | None:
-        """Handles a COMMIT PREPARED. If it is past the goal, the transaction stays prepared here, and the server sends
-        the COMMIT PREPARED again on a later connection."""
+        """Handles a COMMIT PREPARED. If the commit is past the goal, the transaction stays prepared here, and the
+        server sends the COMMIT PREPARED again on a later connection."""
         known = self._known(run.lsn(index))
         transaction, held = known.named(message), self.positions.holds(message.commit_lsn)
         self.positions.passed(message.commit_lsn)
@@ -244,7 +245,7 @@ class Intake:
             if not held:
                 raise PreparedLost(
                     f"prepared transaction {message.gid!r} was committed, but its changes are not in the lake: it was "
-                    "prepared before two_phase was enabled, or the changes are lost", thing="change log",
+                    "prepared before two_phase was enabled, or its changes were lost", thing="change log",
                     lsn=message.commit_lsn, do=COPY_ANEW,
                 )  # fmt: skip
             return None

@@ -1,6 +1,6 @@
 """Drops the frames that the settings exclude: logical messages by their prefix, and changes of transactions by their
-origin. This happens before any other code sees the frames. If no change of a transaction is left, the transaction has
-no row in the log, and its end only moves the position."""
+origin. Frames are dropped before they are numbered by ``tx_ordinal``. If no change of a transaction is left, the
+transaction gets no row in the log, and its end only moves the log's position."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class MessageFilter:
     encoding: Encoding = UTF8
     """The encoding of the stream's texts."""
     _chosen: dict[bytes, bool] = field(default_factory=dict)
-    """A cache: whether ``messages`` matches a prefix. Applications use few prefixes, so a thousand entries suffice."""
+    """A cache: for each prefix, whether ``messages`` matches it. Applications use few prefixes, so a thousand entries
+    suffice."""
 
     def __post_init__(self) -> None:
         self._patterns = PrefixPatterns.parse(self.messages)

@@ -1,6 +1,6 @@
 """The messages between the receiver process and its parent: JSON, one object per line. The parent first sends the
 settings (not as process arguments, because they contain secrets), and then sends orders. The receiver sends events. If
-the receiver fails, its last line is the error. If the parent's stream of lines ends, the parent has died."""
+the receiver fails, its last line is the error. If the parent's lines end, the parent has died."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ class ReceiverSettings:
     two_phase: bool = False
     """Whether the slot sends transactions at their PREPARE."""
     segment_bytes: int = SEGMENT_BYTES
-    """Frames are written as a segment when they take this many bytes of memory. At most two segments are in memory: one
-    that is being written, and one that is being filled. With the memory of the libraries, the process stays well below
-    300 MB."""
+    """Frames are written to a segment when they take this many bytes of memory. At most two segments are in memory: one
+    is being written, and the other is being filled. Together with the memory of the libraries, the process uses less
+    than 300 MB."""
     fallback_seconds: float = FALLBACK_SECONDS
     """How long streaming is off after the server could not decode a transaction in progress."""
     leader: int | None = None
-    """The number of the log's last leader, as the parent's run of the sync read it while it held the lake's lease."""
+    """The log's :attr:`ChangeLog.leader`, as the parent read it while it held the lake's lease. If it has changed,
+    another process has taken over the lake, and the receiver must not commit."""
 
     def to_line(self) -> bytes:
         return _line(asdict(self))
@@ -62,10 +63,10 @@ class OrderName(StrEnum):
     UNTIL = "until"
     """Receive up to ``lsn``, then end."""
     FOLLOW = "follow"
-    """Cancel the goal of an UNTIL order, if it is not reached yet, and continue until the next order."""
+    """Cancel an earlier UNTIL order whose LSN is not reached yet, and receive until another order ends this."""
     MARK = "mark"
-    """Move the log's position to ``lsn`` once everything below it has arrived, and send the event COMPLETE. ``lsn``
-    must not be inside a commit record."""
+    """Once everything that commits below ``lsn`` has arrived, move the log's position to ``lsn``, and send the event
+    COMPLETE. ``lsn`` must not be inside a commit record."""
     REPORT_APPLY = "report_apply"
     """Report ``lsn`` to the source as ``apply_lsn``, because every mirror has reached it."""
     STOP = "stop"
@@ -96,7 +97,7 @@ class EventName(StrEnum):
     COMPLETE = "complete"
     """The log has reached the ``lsn`` of a MARK order: every transaction that commits below ``lsn`` is durable."""
     ARRIVED = "arrived"
-    """The goal of an UNTIL order is reached, the log is at the boundary ``lsn``, and the process ends."""
+    """The LSN of an UNTIL order is reached. The log is at the boundary ``lsn``, and the process ends."""
 
 
 @dataclass(frozen=True)

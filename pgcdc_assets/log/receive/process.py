@@ -23,11 +23,11 @@ from pgcdc_assets.log.receive.messages import ReceiverSettings, error_line, even
 _log = logging.getLogger(__name__)
 
 _ALONE_SECONDS = 1.0
-"""How many seconds the process may run after its parent has died. A command must end within ten seconds, and the parent
-may have used nine of these."""
+"""How many seconds the process may run after its parent has died. A command must end within ten seconds of a signal,
+and the parent may have used nine of these."""
 _COLLECT_AFTER = 200_000
-"""How many objects Python creates between two runs of its cycle collector. Reading frames creates up to 8,192 objects
-at a time, and frees them again."""
+"""How many new objects start Python's cycle collector. Reading frames creates up to 8,192 objects at a time, and frees
+them again, so they do not start it."""
 
 
 def _write_line(line: bytes) -> None:
@@ -40,8 +40,8 @@ def _write_line(line: bytes) -> None:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """Wait for the parent's death, then exit after ``_ALONE_SECONDS``. By then the process has normally stopped at a
-    boundary, unless it waits for a server that does not answer."""
+    """Wait for the parent's death, then exit after ``_ALONE_SECONDS``. Normally the process stops at a boundary within
+    this time, but it cannot if it waits for a server that does not answer."""
     poll = select.poll()
     poll.register(descriptor, 0)
     while not poll.poll():

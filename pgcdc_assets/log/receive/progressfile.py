@@ -1,6 +1,6 @@
-"""Announces the receiver's transactions in progress to other processes, in a file of the lake. The receiver keeps the
-file locked while such transactions exist. The lock ends when the receiver's process ends in any way, so the
-announcement of a dead receiver is never read."""
+"""Announces the receiver's transactions in progress to other processes, such as ``pgcdc status``, in a file of the
+lake. The receiver holds a lease of the file while such transactions exist, and readers ignore a file without a lease.
+So nobody reads the announcement of a dead receiver."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Announcement:
 
 
 class Announcer:
-    """Writes the announcements for one connection of the receiver. Errors of the disk or the object store do not stop
-    the receiver."""
+    """Writes the announcements for one connection of the receiver. Ignores errors of the disk or of the object store,
+    so that they do not stop the receiver."""
 
     def __init__(self, layout: Layout) -> None:
         self._place = layout.in_progress
@@ -102,12 +102,12 @@ class Announcer:
     def _write(self, what: Announcement | None) -> None:
         with suppress(OSError, StoreFailed, LeaseLost):
             if self._held is None:
-                # Do not wait for the lock, because no frames are received during the wait.
+                # Do not wait for the lease, because no frames are received during a wait.
                 self._held = self._files.enter_context(lease.held(self._place, at_once=True))
             if self._held is not None and what is not None:
                 self._held.write(what.to_line())
                 return
-        # Another receiver may hold the lock: a receiver may run for a second after its parent was killed.
+        # Another receiver may hold the lease, because a receiver may run for a second after its parent was killed.
         self.close()
 
 

@@ -1,7 +1,7 @@
-"""The receive loop: turns frames from the slot into durable batches. One thread receives frames, and processes many of
-them at once with numpy. Another thread writes segments and makes Delta commits, which mostly release the interpreter
-lock. The writing thread has at most one job while the next segment fills, so memory is bounded for transactions of any
-size."""
+"""The receive loop: turns frames from the slot into durable batches. One thread receives frames, and processes many
+frames at once with numpy. Another thread writes segments and makes Delta commits, and mostly does not hold the
+interpreter lock. The writing thread has at most one job while the next segment fills, so memory is bounded for
+transactions of any size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pgcdc_assets.source.slot.positions import SourceClock
 from pgcdc_assets.source.stream.subscribe import FrameStream
 
 _RUN_BYTES = 1 << 20
-"""Bytes of frames in one :class:`FrameRun`: enough to make numpy's cost per call negligible."""
+"""Bytes of frames in one :class:`FrameRun`. With this many bytes, numpy's cost per call is negligible."""
 _GATHER_SECONDS = 0.0003
 """Seconds to wait before the socket is read again. The walsender sends each message separately, and to wake up for each
 message would cost more than to read it. In this time, the buffer of a Unix socket (some 300 small messages) does not
@@ -42,10 +42,11 @@ _IDLE_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
 """Seconds between status updates while positions move. So the positions in pg_stat_replication are at most this old."""
 _REST_SECONDS = 1.0
-"""Seconds between two attempts of a catalog query while another session has a table locked. Each attempt waits up to
-half a second for the lock."""
+"""Seconds between two attempts of a catalog query while another session locks a table. Each attempt waits up to half a
+second for the lock."""
 _ASK_SECONDS = 0.1
-"""Seconds between requests for a keepalive until the LSN of an order UNTIL or MARK is reached, if no frames arrive."""
+"""Seconds between two requests for a keepalive, if no frames arrive and the LSN of an order UNTIL or MARK is not
+reached."""
 
 
 class Receiver:
@@ -126,7 +127,8 @@ class Receiver:
         """Receive until the goal is reached, or a stop is ordered. Returns the boundary that the log has reached."""
         try:
             self._send_status(ask=True)
-            # Read orders before the first frame, because frames past an ordered goal may already have arrived.
+            # Read orders before the first frame, because frames past the LSN of an UNTIL order may already have
+            # arrived.
             self._orders(self)
             with suppress(WaitEnded):
                 while not self._over:
@@ -149,7 +151,7 @@ class Receiver:
             if frames.pull():
                 came = True
                 if frames.held >= _RUN_BYTES:
-                    # There are enough frames, or one large frame has begun, which arrives in thousands of pieces.
+                    # There are enough frames, or a large frame has begun, which will arrive in thousands of pieces.
                     break
                 continue
             if not frames.held:
@@ -204,7 +206,7 @@ class Receiver:
         if self._goal is not None and self._goal.arrived_at_wal_end(message.wal_end):
             self._arrived = True
         if message.reply_requested:
-            # Answer at once, and make all transactions durable. Otherwise a source that shuts down would wait forever
+            # Answer at once, and make all transactions durable. A source that shuts down asks for a reply, and waits
             # until all its WAL is confirmed.
             self._batches.flush()
             self._send_status()
@@ -227,7 +229,7 @@ class Receiver:
         if not self._stopping and self._intake.transaction is None and self._leave(self._complete()):
             self._stopping = self.left = True
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
-            # A goal or mark is not reached, and the stream is quiet: ask the server for its position.
+            # The LSN of an order is not reached, and the stream is quiet: ask the server for its position.
             if self._goal is not None and self._goal.flush_wanted:
                 self._goal.saw_source(*self._clock.positions(), now)
             self._send_status(ask=True)
@@ -254,7 +256,8 @@ class Receiver:
     # Ends and marks ---------------------------------------------------------------------------------
 
     def _reach_marks(self) -> None:
-        """Move the boundary to each mark below which all commits have arrived, and cut a batch there at once."""
+        """Move the boundary to the LSN of each MARK order below which all commits have arrived, and cut a batch there
+        at once."""
         for mark in self._marks:
             # ``seen`` may be past the goal, but frames past the goal are not in the log.
             if self._positions.seen >= mark and (self._goal is None or self._goal.allows(mark)):
@@ -275,7 +278,8 @@ class Receiver:
         self._tell_marks()
         self._send_status()
         if self._extent is not None:
-            # Every transaction that ends at or below the goal was taken, although the boundary may be below the goal.
+            # If the goal is reached, the log contains every transaction that ends at or below the goal, although the
+            # boundary may be below the goal.
             complete = self._goal.lsn if self._arrived and self._goal is not None else self._complete()
             self._extent.note(self._reported.flush, complete, last=True)
         if self._arrived:

@@ -24,7 +24,8 @@ Describe = Callable[[Sequence[Relation]], Described]
 
 
 class WaitEnded(Exception):
-    """Raised if the receiver must stop while it waits for the catalog. The next connection reads the facts again."""
+    """Raised to stop the receiver while it waits for the catalog. The next connection receives the same relations
+    again, and reads their facts."""
 
 
 class CatalogFacts:

@@ -1,7 +1,7 @@
-"""Checks that transactions that the server sends again match the log. If a slot is behind the log, because its
-confirmation was lost in a crash, the server can send the log's newest transaction again. If the server sends a
-different transaction at this LSN, or no transaction, the log was received from different WAL: the source was restored
-to an earlier state, and has since written new WAL past the log's end on the same timeline. Positions alone do not show
+"""Checks that transactions that the server sends again match the log. A slot is behind the log if its confirmation was
+lost in a crash. If the log's newest transaction is above the slot's position, the server must then send it again. If
+the server sends a different transaction at this LSN, or no transaction, the source was restored to an earlier state,
+and has since written different WAL past the log's end on the same timeline. A comparison of LSNs alone would not show
 this."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _OF_TABLES = {chr(kind) for kind in TABLE_CHANGES}
 
 @dataclass
 class ResendCheck:
-    """The check of a range of WAL, from ``start`` to ``end``. The server may send only one transaction of this range:
-    the log's newest transaction."""
+    """The check of the WAL from ``start`` to ``end``. In this range, the server may send only one transaction: the
+    log's newest transaction."""
 
     start: Lsn
     """``commit_lsn`` of the log's newest transaction, or the slot's position if no transaction is expected."""
@@ -38,7 +38,7 @@ class ResendCheck:
     newest: int | None
     """The xid of the log's newest transaction; None if no transaction is expected."""
     came: bool = False
-    """Whether the log's newest transaction has arrived, or need not arrive."""
+    """Whether the log's newest transaction has arrived, or the settings allow the server to leave it out."""
 
     @classmethod
     def of(cls, log: ChangeLog, confirmed: Lsn | None, *, origins: bool = True) -> Self | None:
@@ -90,20 +90,20 @@ class ResendCheck:
 
     def newest_passed(self) -> None:
         """Called when the server has sent everything below the log's end. Raises LogAhead if the log's newest
-        transaction did not arrive."""
+        transaction did not arrive, but should have."""
         if self.newest is not None and not self.came:
             self._fail(self.start)
 
     def _fail(self, lsn: int) -> NoReturn:
         raise LogAhead(
-            f"is at {self.end}, but the source's transactions below this LSN are not those in the lake: the source was "
+            f"is at {self.end}, but below this LSN the source has different transactions than the lake: the source was "
             "restored to an earlier time, and then changed", thing="lake", lsn=Lsn(lsn), do=NEW_LAKE,
         )  # fmt: skip
 
 
 def _comes_again(log: ChangeLog, commit_lsn: Lsn, *, origins: bool) -> bool:
-    """Whether the server must send the log's transaction with this ``commit_lsn`` again. This is so if the transaction
-    has a change of a table, and if it has no origin or ``origins`` is true (see :meth:`ResendCheck.of`)."""
+    """Whether the server must send the log's transaction with this ``commit_lsn`` again: true if the transaction
+    changes a table, and the settings cannot exclude it by its origin. ``origins``: see :meth:`ResendCheck.of`."""
     asked = pc.field("commit_lsn") == int(commit_lsn)
     for segment in log.all_segments():
         if segment.commit_max == commit_lsn:

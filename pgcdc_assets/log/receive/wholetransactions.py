@@ -1,5 +1,5 @@
-"""Transactions that the server sends in one piece, after their commit: which of them are new to the log, and which
-positions they move. This module does no I/O of its own."""
+"""Handles transactions that the server sends in one piece, after their commit. Decides which frames are added to the
+log, and moves the positions. Does no I/O itself."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ class StreamPositions:
     transform_lsn: Lsn
     """The log's position when the connection began."""
     boundary: Lsn = ZERO
-    """The last boundary that was received: every transaction that ends at or below this LSN has been taken."""
+    """The last boundary that was received. Every transaction that ends at or below this LSN is in the log, or was given
+    to the batches."""
     seen: Lsn = ZERO
-    """All transactions that commit below this LSN have been received. It need not be a boundary."""
+    """All transactions that commit below this LSN have been received. This LSN need not be a boundary."""
     goal: Endpos | None = None
     arrived: bool = False
-    """Whether the goal (the LSN of the order UNTIL) is reached. Frames past the goal are not taken."""
+    """Whether the goal (the LSN of the order UNTIL) is reached. Frames past the goal are not added to the log."""
 
     def __post_init__(self) -> None:
         self.boundary = self.transform_lsn
@@ -49,8 +50,8 @@ class StreamPositions:
         self.seen = max(self.seen, Lsn(lsn))
 
     def is_beyond(self, lsn: Lsn, end_lsn: Lsn) -> bool:
-        """Whether a commit or prepare record from ``lsn`` to ``end_lsn`` is past the goal. If so, also notes that the
-        goal is reached. The record's start is a boundary."""
+        """Whether a commit or prepare record from ``lsn`` to ``end_lsn`` ends past the goal. If so, also sets
+        ``arrived``, and moves the boundary to the record's start, unless this is past the goal."""
         if self.goal is None or not (self.goal.arrived_at_begin(lsn) or not self.goal.allows(end_lsn)):
             return False
         self.arrived = True
@@ -61,7 +62,7 @@ class StreamPositions:
 
 @dataclass(frozen=True)
 class Taken:
-    """Frames that belong to the log, from transactions that are sent in one piece."""
+    """Frames to add to the log, from transactions that are sent in one piece."""
 
     run: FrameRun
     whole: int
@@ -103,7 +104,8 @@ class WholeTransactions:
         return Taken(taken, whole, None if self._positions.arrived else after)
 
     def _compare(self, run: FrameRun, before: OpenTransaction | None, first: int) -> None:
-        """Check transactions that the server sends again; ``first`` is the first frame that is new to the log."""
+        """Check transactions that the server sends again. ``first``: the number of the first frame that is new to the
+        log."""
         if self.resend_check is None:
             return
         self.resend_check.compare(run, before)
@@ -113,8 +115,9 @@ class WholeTransactions:
             self.resend_check = None
 
     def _control(self, run: FrameRun) -> dict[int, Lsn]:
-        """Record Relation and Type messages, also those in transactions that the log skips, because the server sends
-        them only once per connection. Returns the LSNs of the non-transactional messages, by frame number."""
+        """Record all Relation and Type messages, because the server sends them only once per connection. Some of them
+        are in transactions that are not added to the log. Returns the LSNs of the non-transactional messages, by frame
+        number."""
         standalone: dict[int, Lsn] = {}
         messages = {index: run.message(index) for index in np.flatnonzero(IS_CONTROL[run.kinds]).tolist()}
         late = self._relations.undescribed(changed_relations(run)) if self._relations.any_undescribed else []
@@ -152,8 +155,8 @@ class WholeTransactions:
         begins = run.brackets.begins
         beyond = begins[run.brackets.final_lsn >= self._positions.goal.lsn][:1].tolist()
         for index in run.brackets.commits[run.brackets.end_lsn > self._positions.goal.lsn][:1].tolist():
-            # The goal is inside the commit record of this transaction (commit_lsn < goal < end_lsn). The log takes
-            # nothing of the transaction, and ends at its commit_lsn.
+            # The goal is inside the commit record of this transaction (commit_lsn < goal < end_lsn). Nothing of the
+            # transaction is added to the log, which ends at commit_lsn.
             own = begins[begins < index]
             beyond.append(int(own[-1]) if len(own) else 0)
         beyond += [index for index, lsn in standalone.items() if lsn > self._positions.goal.lsn][:1]
