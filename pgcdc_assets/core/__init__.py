@@ -2,12 +2,12 @@
 
 lsn                 positions in the WAL; half-open ranges of positions
 names, catalog      names of tables; facts from the source's catalog
-marks               catalog row versions, compared to notice changes that no LSN shows
+marks               versions of catalog rows; a new version shows a change that the stream does not send
 positions           at which LSN the receiver must stop, and which positions it reports
 retention, states   what may be deleted; the states of a table
 settingvalues       the syntax of settings: prefixes of messages, masters of Spark
 layout              the location of a file or folder; the locations of all files in the lake
-formats, encoding   the format number of stored files; the encodings of the source's texts
+formats, encoding   the format number of stored data; the encodings of the source's texts
 arrays              names for numpy arrays, and the array functions that several packages share
 ending, faultpoints how a process ends on a signal; where the crash tests stop a process
 """

@@ -32,7 +32,8 @@ def in_numpy(values: pa.Array) -> NDArray[Any]:
 
 
 def first_of_groups(group: Ints, counts: Ints) -> Ints:
-    """The indexes of the first ``counts[g]`` entries of every group g, ordered by group."""
+    """The indexes of the first ``counts[g]`` entries of every group g, ordered by group. ``group``: each entry's
+    group."""
     order = np.argsort(group, kind="stable")
     sorted_group = group[order]
     starts = np.flatnonzero(np.diff(sorted_group, prepend=-1))
@@ -50,7 +51,7 @@ def list_texts(lists: pa.ListArray, elements: pa.StringArray) -> pa.StringArray:
 
 
 def mixed(values: Words) -> Words:
-    """The finaliser of SplitMix64: every bit of the input affects every bit of the output."""
+    """The last step of SplitMix64, as a hash function: every bit of the input affects every bit of the output."""
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return values ^ values >> np.uint64(31)

@@ -1,6 +1,7 @@
 """Facts of the source's catalog about its tables, with a JSON form. :mod:`pgcdc_assets.source.catalog.tables` reads
-these facts. The project directory contains a copy for Dagster. The change log contains a copy with each Relation
-message, because Relation messages lack attribute numbers, keys and type families."""
+these facts from the source. They are saved in the project directory, for Dagster. The change log stores similar facts
+with each Relation message (:class:`pgcdc_assets.protocol.shape.RelationFacts`), because Relation messages lack
+attribute numbers, keys and type families."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Column:
     generated: str = ""
     """pg_attribute.attgenerated: '' none, 's' stored, 'v' virtual."""
     missing: str | None = None
-    """pg_attribute.attmissingval as text: the column's value in rows that are older than its ADD COLUMN ... DEFAULT."""
+    """pg_attribute.attmissingval as text: the column's value in rows that were written before ADD COLUMN ...
+    DEFAULT."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -55,21 +57,21 @@ class Column:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf partition that is published as itself. Its rows are written into the mirror of its root."""
+    """A leaf partition of a partitioned table (its root). Its rows are written into the mirror of the root."""
 
     oid: int
     name: TableName
     files: Files
     attached: Marks = ()
-    """The leaf's row in pg_inherits and the rows of its ancestors, by parent. ATTACH PARTITION writes a new row."""
+    """The pg_inherits rows of the leaf and of its ancestors, by parent. A new row shows an ATTACH PARTITION."""
     numbering: tuple[tuple[int, int], ...] | None = None
     """Maps the leaf's attnums to the root's attnums, in groups of consecutive attnums. A group is a pair: its first
-    attnum at the leaf, and the number to add. None if the leaf's columns are in another order than the root's columns.
-    A table created as a partition has one group, or more groups if the root had dropped columns before. While the leaf
-    is attached, added or dropped columns do not change the mapping, because a partition's columns change only together
-    with the root's columns."""
+    attnum at the leaf, and the number to add to get the root's attnum. None if the leaf's columns are in a different
+    order than the root's columns. A table that was created as a partition has one group, or more groups if the root had
+    dropped columns before. While the leaf is attached, added or dropped columns do not change the mapping, because a
+    partition's columns change only together with the root's columns."""
     listed: Marks = ()
-    """The catalog rows by which the table's publications list this leaf itself."""
+    """The catalog rows with which publications list this leaf by its own name."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -91,7 +93,8 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Outside:
-    """A table or leaf whose rows logical decoding never sends, even if a publication lists the relation."""
+    """A table or leaf partition whose rows logical decoding never sends, even if a publication lists it: for example, a
+    foreign table."""
 
     oid: int
     name: TableName
@@ -110,20 +113,23 @@ class Outside:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The structures that a mirror has had since its copy. Older messages of the log may still use any of them."""
+    """The structures that a mirror has had since its table was copied. Messages in the log may use any of these
+    structures."""
 
     number: int
-    """How many structures followed the structure of the copy."""
+    """How many times the structure has changed since the copy."""
     copied: int
-    """The highest attnum that the table had given to a column when it was copied."""
+    """The highest attnum of all columns, dropped columns included, when the table was copied."""
     since: int
-    """From this LSN on, the source certainly has the newest structure. No new point below it lists the mirror."""
+    """At and above this LSN, the source certainly has the newest structure. New consistent points below this LSN do not
+    list the mirror."""
     former: tuple[Column, ...] = ()
-    """Earlier columns that were dropped since, or now have another name or type."""
+    """Former columns: columns that were dropped since the copy, and columns with their earlier names and types."""
     left: tuple[int, ...] = ()
-    """OIDs of leaves that were detached or dropped. The mirror ignores their rows in the log."""
+    """OIDs of leaf partitions that were detached or dropped. Rows of these leaves in the log are not applied to the
+    mirror."""
     restructured: int = 0
-    """For a partitioned table: how many of these structures changed columns. The other structures changed only
+    """For a partitioned table: how many of the changes (``number``) concern columns. All other changes concern only
     leaves."""
     columns_since: int = 0
     """For a partitioned table: like ``since``, but only for changes of columns. 0 if there was no such change."""
@@ -136,7 +142,7 @@ class Lineage:
 
 @dataclass(frozen=True)
 class Table:
-    """A published table. For a partitioned root, ``leaves`` lists the partitions that store its rows.
+    """A published table. For a partitioned table (a root), ``leaves`` lists the partitions that store its rows.
 
     ``columns`` are the columns that the stream contains, in attnum order. Generated columns are included if the
     server's version publishes them. ``key`` contains the attnums of the mirror's key: the primary key if all its
@@ -150,16 +156,16 @@ class Table:
     key: tuple[int, ...] = ()
     replica_identity: ReplicaIdentity = "d"
     identity_key: tuple[int, ...] = ()
-    """attnums that a key tuple ``K`` contains; empty for FULL and NOTHING."""
+    """attnums of the columns that a key tuple ``K`` contains; empty for the replica identities FULL and NOTHING."""
     partitioned: bool = False
     leaves: tuple[Leaf, ...] = ()
     via_root: bool = False
     """For a partitioned root: its rows are published under the root's name, so the stream does not name their leaf."""
     unpublished: tuple[Leaf, ...] = ()
-    """For a partitioned root whose leaves our publication lists one by one: the leaves that the publication lacks."""
+    """For a partitioned root whose leaves are published one by one: the leaves that the publication lacks."""
     outside: tuple[Outside, ...] = ()
     """Leaves whose rows logical decoding never sends. These leaves are not in ``leaves``, and their rows are not in the
-    mirror. If the table itself is such a relation, and not a root, this contains only the table."""
+    mirror. If the table is not a root, and logical decoding never sends its own rows, this contains only the table."""
     root: TableName | None = None
     """For a leaf: the root into whose mirror the leaf's rows are written."""
     root_oid: int | None = None
@@ -177,9 +183,9 @@ class Table:
     lineage: Lineage | None = None
     """Set if the mirror has followed changes of the structure; None while it has the structure of the copy."""
     comments: tuple[tuple[int, str], ...] = ()
-    """attnum and comment of each column that has a comment, in attnum order; attnum 0 is the table itself. In the log,
-    tables have no comments, because comments change no row. In a stored state, a table has the comments last written to
-    the mirror."""
+    """attnum and comment of each column that has a comment, in attnum order; attnum 0 is the table itself. The catalog
+    facts in the log have no comments, because comments change no row. In the ledger of table states, these are the
+    comments that were last written to the mirror."""
 
     @property
     def mirror(self) -> TableName:
@@ -222,8 +228,9 @@ class Table:
 
     @property
     def descent(self) -> Lineage:
-        """The table's lineage; if the structure has not changed since the copy, the lineage of the copy. It uses
-        ``attnums_given`` rather than ``columns``, because rows after the copy may have added columns to ``columns``."""
+        """``lineage``, or a new lineage if the structure has not changed since the copy. The new lineage uses
+        ``attnums_given`` rather than ``columns``, because ``columns`` may have got more columns from rows after the
+        copy."""
         return self.lineage or Lineage(0, self.attnums_given or self.highest_attnum, 0)
 
     @property
@@ -233,8 +240,9 @@ class Table:
 
     @property
     def columns_since(self) -> Lsn | None:
-        """The LSN at and above which rows certainly have the structure of ``columns``; None if ``columns`` still have
-        the structure of the copy. Adding or removing leaves does not by itself change how rows are read."""
+        """The LSN at and above which rows certainly have the structure of ``columns``; None if ``columns`` have not
+        changed since the copy. Changes of a root's leaves are not counted here, because they do not change how rows are
+        read."""
         if self.lineage is None:
             return None
         since = self.lineage.columns_since if self.partitioned else self.lineage.since
@@ -242,7 +250,8 @@ class Table:
 
     @property
     def structure(self) -> str:
-        """Identifies the structure of ``columns`` among all structures of the table. ``0``: the structure of a copy."""
+        """A text that identifies the structure of ``columns`` among all structures of the table. ``0`` is the structure
+        of a copy."""
         if self.lineage is None or self.columns_since is None:
             return "0"
         number = self.lineage.restructured if self.partitioned else self.lineage.number
@@ -271,8 +280,8 @@ class Table:
         )
 
     def without_volatile(self) -> Self:
-        """The table with only the facts that decide how rows are decoded and applied, for example without storage
-        numbers and estimates."""
+        """The table with only the facts that decide how rows are decoded and applied. For example, storage numbers and
+        estimates are left out."""
         return replace(
             self, leaves=(), via_root=False, unpublished=(), outside=(), pages=0, rows=0, marks=TableMarks(),
             attnums_given=0, lineage=None, comments=(),
@@ -281,13 +290,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of the replication stream that a log stores. ``database``: the name when the log was made."""
+    """The identity of the replication stream that a change log stores. ``database``: the database's name when the log
+    was created."""
 
     system_identifier: str
     database: str
     slot: str
     database_oid: int = field(default=0, compare=False)
-    """A renamed database keeps its OID, and a clone has a different OID. 0 if it is not known."""
+    """The database's OID; 0 if it is not known. A renamed database keeps its OID. A clone has a different OID."""
 
     def is_same(self, other: Identity) -> bool:
         """Whether both identify the same replication stream."""
@@ -315,9 +325,10 @@ class Catalog:
     server_version: int
     """server_version_num, like 180004."""
     tables: tuple[Table, ...] = field(default_factory=tuple)
-    """Mirrored tables: roots and plain tables, not leaves."""
+    """Mirrored tables: partitioned tables and plain tables, without partitions."""
     publications: tuple[str, ...] = ()
-    """The names for pgoutput's option ``publication_names``. The insert-only publication is a separate name."""
+    """The names for pgoutput's option ``publication_names``: the publication, and the insert-only publication if there
+    is one."""
     encoding: str = "UTF8"
     """The encoding in which the source's texts are received."""
 

@@ -1,6 +1,6 @@
-"""The encodings that a PostgreSQL database may have. Texts are decoded as the server itself would convert them to UTF8.
-A server that converts for its client ends the whole stream or copy at the first text that cannot be converted to UTF8.
-So texts arrive in the server's own encoding, and are decoded here, value by value. Python's codecs agree with
+"""The encodings that a PostgreSQL database may have. If the server converted texts to UTF8 for us, it would end the
+whole stream or copy at the first text that it cannot convert. So pgcdc receives texts in the server's own encoding, and
+this module decodes them value by value, with the same result as the server's conversion. Python's codecs agree with
 PostgreSQL's conversions, except for a few characters of Japanese and Korean. :data:`_BY_SERVER` lists these characters;
 ``tests/source/test_connection.py`` compares all encodings."""
 
@@ -27,9 +27,9 @@ class Encoding:
     name: str
     codec: str
     more: Mapping[bytes, str] = field(default_factory=dict)
-    """Characters that the codec lacks."""
+    """Characters that Python's codec lacks, by their bytes."""
     other: Mapping[str, str] = field(default_factory=dict)
-    """Characters of the codec that the server converts to other characters."""
+    """Maps each character that Python's codec decodes differently than the server to the server's character."""
 
     def __post_init__(self) -> None:
         codecs.register_error(self._strictly, self._handler(self._refused))
@@ -37,8 +37,8 @@ class Encoding:
 
     @classmethod
     def of(cls, name: str | None) -> Encoding:
-        """The encoding in which to request texts, given the server's own encoding. For the two server encodings that
-        Python cannot read, this is UTF8, and the server converts the texts."""
+        """The encoding in which to request texts, for a server whose encoding has the name ``name``. It is UTF8 for the
+        server encodings that Python cannot read; the server then converts the texts."""
         return _BY_NAME.get(name or "", UTF8)
 
     @property
@@ -116,7 +116,8 @@ def marked(text: str) -> bool:
 def _mark(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeDecodeError):
         raise error
-    # One byte at a time: how many bytes a codec refuses together depends on the bytes that follow.
+    # Mark one byte at a time, because the number of bytes that a codec refuses at once depends on the bytes that
+    # follow.
     return f"{_MARK}{error.object[error.start]:02x}", error.start + 1
 
 

@@ -1,7 +1,7 @@
-"""Ends a process within ten seconds of a signal, even if it hangs. The process is first asked to end at a boundary. If
-the process does not reach a boundary in time, its main thread is interrupted. If it still does not end (a library call
-ignores signals, or a thread waits for a dead server), the process exits at once. That does no harm, because everything
-that we write survives a kill at any moment."""
+"""Ends a process within ten seconds of a signal, even if it hangs. The process is first asked to end at a boundary,
+where a later run can continue. If the process does not reach a boundary in time, its main thread is interrupted. If the
+process still does not end (a library call ignores signals, or a thread waits for a dead server), it exits at once. That
+does no harm, because all that pgcdc writes stays correct if the process is killed at any moment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CODE = 1
 _CURSOR = b"\x1b[?25h"
 """Shows the terminal's cursor, which the progress line hides."""
-_WORD = b"pgcdc: ended before all had stopped; nothing is half done, and the next run continues from there\n"
+_WORD = b"pgcdc: ended before all threads had stopped; nothing is half done, and the next run continues the work\n"
 
 
 class Ending:
@@ -38,8 +38,8 @@ class Ending:
         self._generation = 0
 
     def own(self) -> None:
-        """Let signals end this process even if a thread or library call hangs. Call this in the main thread, and only
-        in a process that pgcdc has started."""
+        """Let signals end this process even if a thread or library call hangs. Must be called in the main thread, and
+        only in a process that pgcdc has started."""
         self._owned = True
         # A duplicate of stderr, because a run redirects what libraries print into a file.
         self._terminal = os.dup(2)
@@ -52,7 +52,7 @@ class Ending:
     @contextmanager
     def at_boundary(self, stop: threading.Event, *, boundary: float | None = BOUNDARY_SECONDS) -> Iterator[None]:
         """During the block, SIGINT and SIGTERM set ``stop``, to end at a boundary. After a second signal, or after
-        ``boundary`` seconds, the main thread is interrupted. In any thread but the main thread this changes nothing."""
+        ``boundary`` seconds, the main thread is interrupted. Does nothing in other threads than the main thread."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             if stop.is_set():
@@ -90,7 +90,7 @@ class Ending:
                 signal.signal(number, handler)
             # Code that runs after the block must not be interrupted.
             self._generation += 1
-            # A process that pgcdc has not started (a test's, or Dagster's own) keeps running.
+            # A process that pgcdc has not started, such as Dagster's or a test's, continues after the block.
             self.asked &= self._owned
 
     def _interrupt(self, generation: int, seconds: float) -> None:

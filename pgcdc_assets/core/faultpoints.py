@@ -1,9 +1,9 @@
 """Fault points: named lines of code right before and after each durable step, where the crash tests stop a process to
 kill it. Fault points do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests
-set this variable; it must not be set in production. A file in that folder with the name of a fault point arms it. The
-file's content is a count: the fault point is reached that many times without an effect. The next process or thread that
-reaches the fault point renames the file to ``<point>.reached``, with its pid as content, and waits until that file is
-removed, or until the process is killed."""
+set this variable; it must not be set in production. A test arms a fault point by a file in that folder with the name of
+the fault point. The file's content is a number n: the first n processes or threads that reach the fault point continue.
+The next one renames the file to ``<point>.reached``, with its pid as content, and waits until that file is removed, or
+until the process is killed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _stop(folder: Path, point: FaultPoint) -> None:
         return
     taken = folder / f"{point}{_TAKEN}"
     with (folder / LOCK).open("a") as lock:
-        # The lock ensures that every time the fault point is reached is counted.
+        # The lock ensures that processes that reach the fault point at the same time are all counted.
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             passes = int(armed.read_text())

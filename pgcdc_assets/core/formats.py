@@ -14,11 +14,11 @@ FORMAT: Final = "1"
 FORMAT_PROPERTY: Final = "pgcdc.format"
 """The property of a Delta table that states its format."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""Stored times are numbers that count from this time."""
+"""Stored times count from this time."""
 
 
 MALFORMED: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What Python raises for a text or a value that does not have the form that its reader expects."""
+"""The exceptions that Python raises if stored data does not have the expected form."""
 
 
 @contextmanager

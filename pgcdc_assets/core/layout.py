@@ -15,7 +15,8 @@ LOCAL: Final = ""
 _MARK: Final = "://"
 
 OWN: Final = "_pgcdc"
-"""Folder of everything in the lake that is not a mirror. The folder of a schema with this name gets an encoded name."""
+"""The folder of all files in the lake that do not belong to mirrors. If a schema has this name, the name of its folder
+is encoded (:func:`pgcdc_assets.core.names.encoded`)."""
 
 DELTA_LOG: Final = "_delta_log"
 """The folder of the Delta log, in the folder of each Delta table."""
@@ -37,8 +38,8 @@ class Location:
         if isinstance(place, cls):
             return place
         text = str(place)
-        # ``..`` is not resolved here: the file system follows links first, so it may find another folder than the text
-        # says.
+        # ``..`` is not removed here: the file system follows symbolic links first, so ``a/link/..`` may be a different
+        # folder than ``a``.
         return cls(text.rstrip("/") if _MARK in text else str(Path(text).absolute()))
 
     @property
@@ -72,8 +73,8 @@ class Location:
         return self.parent / name
 
     def up_to(self, root: Location) -> list[Location]:
-        """This folder and its parents up to ``root``'s parent. A new folder is durable once all of these folders are
-        synced to disk."""
+        """This folder and its parents, up to and including ``root``'s parent. A new folder is durable once all of these
+        folders are synced to disk."""
         found = [self]
         while found[-1] != root.parent and found[-1] != found[-1].parent:
             found.append(found[-1].parent)
@@ -95,7 +96,7 @@ def checkpoint_name(version: int) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """The folders under the lake's root. This class creates nothing."""
+    """The locations of the files and folders under the lake's root. This class creates nothing."""
 
     root: Location
 
@@ -126,12 +127,13 @@ class Layout:
 
     @property
     def ledgers(self) -> tuple[Location, ...]:
-        """The small Delta tables that only grow."""
+        """The folders of the ledgers, which are small Delta tables for facts about mirrors
+        (:mod:`pgcdc_assets.points`)."""
         return self.table_states, self.consistent_points, self.untaken_rows
 
     @property
     def messages(self) -> Location:
-        """The feed of logical messages."""
+        """The feed (a Delta table) of the logical messages that the setting ``messages`` names."""
         return self.own / "messages"
 
     @property
@@ -155,12 +157,12 @@ class Layout:
 
     @property
     def outcomes(self) -> Location:
-        """The file that records how the last operations ended."""
+        """The file that records how the last run of each operation ended."""
         return self.own / "outcomes.json"
 
     @property
     def counts(self) -> Location:
-        """The file in which runs count what they did, for ``pgcdc metrics``."""
+        """The file in which runs count rows, bytes and seconds, for ``pgcdc metrics``."""
         return self.own / "counts.json"
 
     @property
@@ -175,7 +177,8 @@ class Layout:
 
     @property
     def hold(self) -> Location:
-        """The file in which a running ``verify`` asks for a consistent point at its LSN."""
+        """The file in which a running ``verify`` asks the sync to publish a consistent point at the LSN that it
+        compares."""
         return self.own / "hold"
 
     @property
@@ -185,12 +188,13 @@ class Layout:
 
     @property
     def apply_paused(self) -> Location:
-        """The file that exists while applying is paused."""
+        """The file that exists while runs do not apply changes to mirrors, because a user has paused this."""
         return self.own / "apply_paused"
 
     @property
     def waiting(self) -> Location:
-        """The file of the command that waits for the lock; see :mod:`pgcdc_assets.flow.lock`."""
+        """The lease of a command that waits for a running sync to give it the lock; see
+        :mod:`pgcdc_assets.flow.lock`."""
         return self.own / "waiting"
 
     def mirror(self, table: TableName) -> Location:

@@ -29,12 +29,13 @@ class Lsn(int):
         """Read ``X/Y``; raises ValueError for anything else."""
         match = _TEXT.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"{text!r} is not an LSN; it is written X/Y in hexadecimal, like 16/B374D848")
+            raise ValueError(f"{text!r} is not an LSN; write an LSN as X/Y in hexadecimal, like 16/B374D848")
         return cls(int(match[1], 16) << 32 | int(match[2], 16))
 
     @classmethod
     def of(cls, value: str | int) -> Self:
-        """From the text ``X/Y`` or an integer. ValueError for another text or number, TypeError for anything else."""
+        """Makes an LSN from the text ``X/Y`` or an integer. Raises ValueError for another text or number, and TypeError
+        for any other type."""
         if isinstance(value, str):
             return cls.parse(value)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -102,7 +103,8 @@ class LsnRange:
 
 
 def merged(ranges: Iterable[LsnRange]) -> LsnRange:
-    """Merges contiguous ranges, given in any order, into one range. Raises RangeGap, with the LSN, for a gap."""
+    """Merges adjacent ranges, given in any order, into one range. Raises RangeGap, with the LSN, if two ranges are not
+    adjacent."""
     ordered = sorted(ranges)
     if not ordered:
         raise BadRange("no range was selected")

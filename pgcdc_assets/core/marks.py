@@ -1,7 +1,6 @@
-"""Marks: values that identify the version of a row in a system catalog. A catalog check compares them with the marks of
-an earlier check, to find changes that the stream does not show at an LSN. PostgreSQL writes a new row version with a
-new xmin whenever a row of a system catalog changes. So even a row that was changed and changed back has another
-mark."""
+"""Marks: values that identify the version of a row in a system catalog. pgcdc compares the marks of two catalog checks,
+to find changes that the stream does not show. Whenever a row of a system catalog changes, PostgreSQL writes a new row
+version with a new xmin. So even a row that was changed and changed back has a new mark."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ def marks(found: Iterable[Sequence[int]]) -> Marks:
 
 
 def rewritten(before: Marks, now: Marks) -> bool:
-    """Whether some row that is in both ``before`` and ``now`` has a new version."""
+    """Whether a row that is in both ``before`` and ``now`` has a new version."""
     if before == now:
         return False
     old, new = dict(before), dict(now)
@@ -36,7 +35,8 @@ class Files:
     """pg_class.reltoastrelid, 0 without a TOAST table. It shows the cause of a new relfilenode: an ALTER TABLE that
     rewrites (also SET [UN]LOGGED) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER keep the TOAST table."""
     traceless: bool = False
-    """Whether a new relfilenode alone may mean that rows were added or removed outside of the stream:
+    """Whether a new relfilenode, without any other sign, may mean that rows were added or removed without a message in
+    the stream. This is possible in three cases:
 
     - for a relation without a TOAST table, by SET UNLOGGED, writes, and SET LOGGED. PostgreSQL refuses SET UNLOGGED
       only if a publication lists the relation itself;
@@ -47,7 +47,8 @@ class Files:
 
 @dataclass(frozen=True)
 class EnumLabel:
-    """A value of an enum. ALTER TYPE ... RENAME VALUE changes existing rows, which the stream does not show."""
+    """A value of an enum. ALTER TYPE ... RENAME VALUE changes how existing rows read, and the stream does not show
+    this."""
 
     oid: int
     label: str
@@ -69,7 +70,8 @@ class Composite:
 
 @dataclass(frozen=True)
 class TableMarks:
-    """All marks of a table. The marks of its leaves are in :class:`Leaf`. Tables described in the log have no marks."""
+    """All marks of a table. The marks of its leaves are in :class:`Leaf`. The catalog facts in the log have no
+    marks."""
 
     files: Files = field(default_factory=Files)
     key_constraint: int = 0

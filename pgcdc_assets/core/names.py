@@ -65,8 +65,8 @@ def _in_sql(part: str) -> str:
 
 
 def encoded(part: str) -> str:
-    """The folder name for the name of a schema or table. Characters that a file system, the lake's layout or an engine
-    would misread are written like ``~2F``.
+    """The folder name for a schema or table. A character that a file system, the lake's layout or an engine would
+    misread is written as ``~`` and two hex digits.
 
     These are ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters (delta-rs finds no folder with
     ``%2F`` or these characters in its path), ``~`` itself, and the first character of ``.``, of ``..``, of names that

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pgcdc_assets.core.lsn import Lsn
 
 DELAYS_UNTIL_FLUSHED = 3
-"""An asynchronous commit is on disk after at most three ``wal_writer_delay`` (PostgreSQL's documentation of
-``synchronous_commit``). WAL that is still not flushed after this time contains no commit."""
+"""How many times ``wal_writer_delay`` pass until an asynchronous commit is certainly on disk (PostgreSQL's
+documentation of ``synchronous_commit``). WAL that is not flushed after this time contains no commit."""
 
 
 class Endpos:
-    """Decides where the receiver must stop. The caller does the waiting.
+    """Decides where the receiver must stop. Does not wait or read anything itself.
 
     ``endpos`` is a goal to reach, never a position to confirm or store. The receiver ends at the last transaction
     boundary at or below ``endpos``.
@@ -22,8 +22,9 @@ class Endpos:
     | inside a transaction (``end_lsn`` > endpos) | ``allows`` rejects its end, so the next range receives it again |
     | inside a record, past a page header, or unflushed | ``arrived_at_wal_end`` with a late flush position |
 
-    The goal may be ahead of the source's WAL. So the wait for a late flush starts only when the source's insert
-    position is first seen at or above the goal. ``now`` (any monotonic clock) and ``wal_writer_delay`` are in seconds.
+    In the last case, the receiver needs a flush position that is read late enough: ``DELAYS_UNTIL_FLUSHED *
+    wal_writer_delay`` after the source's insert position was first seen at or above the goal. The goal may be ahead of
+    the source's WAL, so this can take any time. ``now`` (any monotonic clock) and ``wal_writer_delay`` are in seconds.
     """
 
     def __init__(self, lsn: Lsn, *, wal_writer_delay: float) -> None:
@@ -48,7 +49,7 @@ class Endpos:
 
     @property
     def flush_wanted(self) -> bool:
-        """Whether :meth:`saw_source` still needs to be called."""
+        """Whether :meth:`saw_source` must be called again."""
         return self._late_flush is None
 
     def saw_source(self, inserted: Lsn, flushed: Lsn, now: float) -> None:
@@ -64,7 +65,7 @@ class ReportedPositions:
     """The positions of a standby status update. They start at the slot's ``confirmed_flush_lsn`` and never go down.
     ``flush`` is ``transform_lsn``: every transaction up to this LSN is durable in the log. All changes up to ``write``
     have been received, and all changes up to ``apply`` are in every mirror. Only ``flush`` decides which WAL the server
-    may remove. Each setter returns the position that is valid after the call."""
+    may remove. Each method that sets a position returns the position after the call."""
 
     def __init__(self, floor: Lsn) -> None:
         self._write = self._flush = self._apply = floor

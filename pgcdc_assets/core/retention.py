@@ -1,5 +1,5 @@
-"""Decides which data may be deleted: the oldest data first, never data that a consumer still needs, never young
-data."""
+"""Decides which data may be deleted. Old data goes first. Data that a consumer needs, and young data, is never
+deleted."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ GRACE: Final = timedelta(hours=1)
 data, and a process that was killed may need a moment to end."""
 
 LONGEST_POINTS: Final = timedelta(days=15)
-"""The longest time that points are kept. Delta keeps the log of a mirror's versions for 30 days, and a version may
-already be old when a point names it."""
+"""The longest time that consistent points are kept. Delta keeps the log of a mirror's versions for only 30 days, and a
+version may already be old when a point names it."""
 
 EVERY_POINT: Final = timedelta(hours=1)
-"""Age up to which every consistent point stays. Of the older points, one per ten minutes stays, and after a day one per
-hour. The reason: a turn per second makes 86,400 points a day, and each point keeps deletion vectors."""
+"""Up to this age, every consistent point is kept. Of older points, one per ten minutes is kept, and after a day one per
+hour. With a point per second, there would be 86,400 points a day, and each point keeps deletion vectors from being
+deleted."""
 LADDER: Final = ((timedelta(days=1), timedelta(hours=1)), (EVERY_POINT, timedelta(minutes=10)))
-"""Pairs of an age and an interval, the oldest age first. Of the points older than the age, one per interval stays."""
+"""Pairs of an age and an interval, the oldest age first. Of the points that are older than the age, one per interval is
+kept."""
 
 
 def sparse(times: Ints, newer: int | None, now: int) -> Bools:
-    """Marks the points that stay by :data:`LADDER`: the newest point of each ten minutes, or of each hour. Times are
-    microseconds since 1970; ``times`` is ascending. ``newer`` is the time of the first point after ``times``; None
-    means that the last of ``times`` is the newest point of all."""
+    """Marks the points that :data:`LADDER` keeps: all young points, and the newest older point of each ten minutes or
+    hour. Times are microseconds since 1970; ``times`` is ascending. ``newer`` is the time of the first point after
+    ``times``; None means that the last of ``times`` is the newest point of all."""
     every = np.ones(len(times), np.int64)
     for age, step in reversed(LADDER):
         every[now - times > age // timedelta(microseconds=1)] = step // timedelta(microseconds=1)
@@ -41,7 +43,7 @@ def sparse(times: Ints, newer: int | None, now: int) -> Bools:
 
 
 def oldest_kept(now: datetime, retention: timedelta, grace: timedelta = GRACE) -> datetime:
-    """Returns a time. Data that was written before this time may be deleted."""
+    """The time before which data must have been written to be deleted."""
     return now - max(retention, grace)
 
 
@@ -56,12 +58,13 @@ class LogFile:
 
 
 def log_cut(files: Iterable[LogFile], start: Lsn, needed: Sequence[Lsn], oldest: datetime) -> Lsn:
-    """The boundary up to which the change log may be deleted; ``start`` if nothing may be deleted.
+    """The boundary up to which the change log may be deleted; ``start``, where the log begins, if nothing may be
+    deleted.
 
-    ``needed`` is the effective ``replay_lsn`` of every consumer. A table at R needs the transactions with ``commit_lsn
-    >= R``, so it needs every batch that ends above R. A batch is deleted whole, together with all batches below it, and
-    only if every file with rows of the batch may be deleted. The age of a batch is the age of its files, because
-    ``commit_ts`` does not always rise: it may come from another server (a replicated origin).
+    ``needed`` has the effective ``replay_lsn`` of every followed table and other consumer. A table at R needs the
+    transactions with ``commit_lsn >= R``, so it needs every batch that ends above R. A batch is deleted whole, together
+    with all batches below it, and only if every file with rows of the batch may be deleted. The age of a batch is the
+    age of its files, because ``commit_ts`` does not always rise: it may come from another server (a replicated origin).
     """
     left = sorted(files, key=lambda file: file.last_end)
     stay = [file.first_end for file in left if file.written > oldest or any(file.last_end > lsn for lsn in needed)]

@@ -1,5 +1,5 @@
-"""The syntax of three settings: patterns for the prefixes of logical messages, URLs of Spark masters, and the catalog
-in which mirrors are registered."""
+"""The syntax of three settings: ``messages`` (patterns for prefixes), ``spark`` (a master URL), and ``registry`` (the
+catalog in which mirrors are registered)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OF_THIS_HOST: Final = re.compile(r"local-cluster\[.*\]|spark://(127(\.\d+){3}|l
 
 @dataclass(frozen=True)
 class PrefixPatterns:
-    """Patterns for whole prefixes, with ``*`` and ``?``, like the patterns for tables. A leading ``-`` excludes. A
-    pattern in double quotes is compared verbatim. A prefix is chosen if an inclusion matches it and no exclusion does;
-    without any pattern no prefix is chosen."""
+    """Patterns that must match a whole prefix, with ``*`` and ``?``, like the patterns for tables. A pattern with a
+    leading ``-`` excludes the prefixes that it matches. A pattern in double quotes is compared verbatim. A prefix is
+    chosen if an including pattern matches it, and no excluding pattern does."""
 
     included: tuple[re.Pattern[str], ...] = ()
     excluded: tuple[re.Pattern[str], ...] = ()
@@ -71,7 +71,7 @@ REGISTRIES: Final = {
     "glue": (re.compile(r"[a-z0-9-]+"), "a region of AWS, like eu-central-1"),
     "hive": (re.compile(r"thrift://[^/@?#\s]+:\d+"), "the metastore's address, like thrift://hive.example.org:9083"),
 }  # fmt: skip
-"""The kinds of catalogs in which mirrors are registered, with the form of each one's address."""
+"""The kinds of catalogs in which mirrors can be registered, each with the form of its address."""
 _BESIDE: Final = {
     "catalog": (re.compile(r"[^.\s/]+"), "a name without dot, space or slash"),
     "prefix": (re.compile(r"[a-z0-9_]*"), "characters from a-z, 0-9 and _"),
@@ -86,9 +86,9 @@ def checked_registry(given: Mapping[str, str]) -> dict[str, str]:
         raise ValueError("needs exactly one of `unity`, `glue` and `hive`")
     beside = "catalog" if kinds == ["unity"] else "prefix"
     if odd := [key for key in given if key not in (*kinds, beside)]:
-        raise ValueError(f"{odd[0]!r} is neither `{kinds[0]}` nor `{beside}`")
+        raise ValueError(f"{odd[0]!r} is not a key here; the keys are `{kinds[0]}` and `{beside}`")
     if beside == "catalog" and beside not in given:
-        raise ValueError("needs `catalog`: the catalog of the server, which must exist")
+        raise ValueError("needs `catalog`, the name of an existing catalog on the server")
     for key, value in given.items():
         form, words = (REGISTRIES | _BESIDE)[key]
         if not form.fullmatch(value):

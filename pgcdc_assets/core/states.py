@@ -4,10 +4,10 @@
 |---|---|---|---|
 | waiting | the first catalog check that shows the table | no | not copied yet |
 | copying | the copy, when its snapshot is taken | yes | being copied from one snapshot; not in consistent points |
-| catching_up | the copy, when it is committed | yes | its replay_lsn is behind or ahead of the other tables |
+| catching_up | the copy, when it is committed | yes | its replay_lsn still differs from the other tables' |
 | streaming | the publisher, with the first point that lists it | no | its replay_lsn moves with the other tables |
-| set_aside | the transform or the catalog check | yes | cannot be followed exactly; its changes stay in the log |
-| moved | the flow, when the mirror continues under the table's new name | yes | published points stay readable |
+| set_aside | the transform or the catalog check | yes | cannot be followed exactly, so its changes are not applied |
+| moved | the flow, when the table was renamed | yes | the former name; the mirror continues under the new name |
 """
 
 from __future__ import annotations

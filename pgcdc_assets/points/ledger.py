@@ -1,7 +1,8 @@
-"""A ledger: a small Delta table that only grows, with rows in the order of their times.
+"""A ledger: a small Delta table to which rows are added, in the order of their times. Only maintenance removes rows.
 
 A ledger is written under the lake's lock. Appending rows is one Delta commit, which takes milliseconds and is durable
-when the call returns. Files are read newest first, so reading the last row costs the same for any length of the table.
+when the call returns. Files are read newest first, so to read the last row takes the same time for a table of any
+length.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Merging:
     most_files: int = 100
     """If there are more small files than this, the small files are merged into one file. Large files are not merged."""
     small_rows: int = 1000
-    """A file with at least this many rows is large, so that each row is merged only a few times."""
+    """A file with at least this many rows is large. Large files are not merged again, so each row is merged only a few
+    times."""
 
 
 _PROPERTIES: Final = {
@@ -83,7 +85,7 @@ class LedgerFile:
 
 
 class Ledger:
-    """The ledger in the folder ``path``, which the first row creates. ``schema`` must contain ``AT``."""
+    """The ledger in the folder ``path``. The table is created with its first row. ``schema`` must contain ``AT``."""
 
     def __init__(self, path: Location, schema: pa.Schema, merging: Merging | None = None) -> None:
         self.path = path
@@ -93,7 +95,8 @@ class Ledger:
         self._read: dict[str, pa.Table] = {}
 
     def newest_first(self) -> Iterator[pa.Table]:
-        """Yields the rows by file, newest file first, and oldest row first in a file. Keeps the rows in memory."""
+        """Yields the rows of each file, newest file first. Within a file, the oldest row comes first. Keeps the rows in
+        memory for later calls."""
         for file in self.files():
             yield self._rows(file)
 
@@ -107,7 +110,8 @@ class Ledger:
         return [LedgerFile(file, self.path, self._schema) for file in live]
 
     def rows(self) -> pa.Table:
-        """Returns all rows, oldest first. Only for a ledger that is known to be short."""
+        """Returns all rows, oldest first. Reads all files at once, so it is only for a ledger that is known to be
+        short."""
         nothing = pa.Table.from_batches([], self._schema)
         return pa.concat_tables([nothing, *(file.rows() for file in reversed(self.files()))])
 
@@ -131,8 +135,9 @@ class Ledger:
             self._merge(small)
 
     def keep(self, staying: Staying) -> int:
-        """Removes the rows that do not stay, in one Delta commit. Returns the number of removed rows. Merges files that
-        are small or lose rows, but only neighbours, because the times of two files must never overlap."""
+        """Removes the rows for which ``staying`` is false, in one Delta commit. Returns the number of removed rows.
+        Also merges files that are small or lose rows, if they are neighbours. Other files are not merged, because the
+        times of two files must not overlap."""
         gone: list[Added] = []
         left: list[FileReport] = []
         count = 0
@@ -172,7 +177,8 @@ class Ledger:
         return table
 
     def _small(self) -> list[LedgerFile]:
-        """Returns the newest small files, up to the first large file. Only neighbours are merged."""
+        """Returns the small files that are newer than the newest large file. Older small files have a large file
+        between them and these, so they are not merged."""
         return list(takewhile(lambda file: file.count < self._merging.small_rows, self.files()))
 
     def _rows(self, file: LedgerFile) -> pa.Table:
@@ -205,7 +211,7 @@ def entries(rows: pa.Table) -> list[dict[str, Any]]:
 
     Reads times as numbers: to make a Python object of a time with a time zone, pyarrow imports pandas, which takes 0.2
     s in a new process. ``pa.array``, ``pa.scalar``, ``to_numpy`` and computing with a Python value import pandas too.
-    Code that ``status`` and ``Lake.at`` call avoids all of these.
+    Code that ``pgcdc status`` and ``Lake.at`` call avoids all of these functions.
     """
     place = rows.schema.get_field_index(AT.name)
     found = rows.set_column(place, AT.name, rows[AT.name].cast(pa.int64())).to_pylist()

@@ -1,8 +1,8 @@
 """Consistent points: an LSN, and the Delta version that each mirror has at that LSN. Each turn adds one row.
 
-A table without changes is complete up to the newest point that lists it. The number of a Delta version alone does not
-prove that it is the published version. So a point also has the LSN that the version itself records, and readers compare
-the two.
+A table without changes gets no new version, and is complete up to the newest point that lists it. A version with the
+right number is not always the published version, for example if the folder was restored from a backup. So a point also
+has the LSN that the version itself records. Readers refuse a version that records a different LSN.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ SCHEMA = pa.schema(
 @dataclass(frozen=True)
 class Point:
     """One consistent point. ``tables``: the Delta version that each mirror has at ``replay_lsn``. ``positions``: the
-    LSN of the mirror's last change, which the version records. ``changed``: mirrors with rows that another writer
-    changed, with a description. These mirrors have all changes up to ``replay_lsn``, but also rows that differ from the
-    source."""
+    LSN that this version records, which is the LSN of the mirror's last change. ``changed``: mirrors with rows that
+    another writer changed, with a description of the change. These mirrors have all changes up to ``replay_lsn``, but
+    some of their rows differ from the source."""
 
     replay_lsn: Lsn
     at: datetime
@@ -53,7 +53,7 @@ class Point:
     positions: Mapping[TableName, Lsn]
     changed: Mapping[TableName, str] = field(default_factory=dict)
     messages: Lsn | None = None
-    """The LSN that the message feed records. None if the feed was not complete to ``replay_lsn``."""
+    """The LSN that the feed of logical messages records. None if the feed was not complete up to ``replay_lsn``."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Listing:
 
 
 class ConsistentPoints:
-    """The ledger of consistent points. Every call reads the ledger, so that points of other processes are seen."""
+    """The ledger of consistent points. Every call reads the ledger, and so finds points that other processes have
+    published."""
 
     def __init__(self, layout: Layout, merging: Merging | None = None) -> None:
         self._ledger = Ledger(layout.consistent_points, SCHEMA, merging)
@@ -79,7 +80,7 @@ class ConsistentPoints:
         changed: Mapping[TableName, str] | None = None, messages: Lsn | None = None,
     ) -> None:  # fmt: skip
         """Adds a point, which is durable when this returns. Raises LakeError if ``lsn`` is below the newest point. The
-        ``versions`` must be durable already. ``positions`` are the LSNs that these versions record."""
+        Delta commits of ``versions`` must already be durable. ``positions`` are the LSNs that these versions record."""
         newest = self.newest()
         if newest is not None and lsn < newest.replay_lsn:
             raise LakeError(f"would be below the newest point, {newest.replay_lsn}", thing="consistent point", lsn=lsn)
@@ -138,13 +139,14 @@ class ConsistentPoints:
         return _points(self._ledger.rows())
 
     def oldest(self) -> Lsn | None:
-        """Returns the LSN of the oldest point. ``Lake.at`` reads this LSN and every higher LSN."""
+        """Returns the LSN of the oldest point. It is the lowest LSN that ``Lake.at`` can read."""
         files = self._ledger.files()
         return Lsn(files[-1].rows("replay_lsn")["replay_lsn"][0].as_py()) if files else None
 
     def listing(self, table: TableName) -> Listing | None:
-        """Returns a table's entry in the newest point that lists the table. The entry has the version, so that the
-        caller can tell whether the point listed the present copy or an older copy."""
+        """Returns a table's entry in the newest point that lists the table; None if there is no such point. If the
+        table was copied again, the caller sees by the entry's version whether the point lists the present copy or an
+        older copy."""
         version = self._ledger.version()
         if version != self._listed_at:
             self._listed, self._listed_at = {}, version
@@ -158,8 +160,9 @@ class ConsistentPoints:
         return self._listed[str(table)]
 
     def prune(self, oldest: datetime, followed: Iterable[TableName], now: datetime) -> int:
-        """Removes the points older than ``oldest``, and thins out the newer points. Returns the number of removed
-        points. The versions of removed points are no longer promised to readers.
+        """Removes the points older than ``oldest``, and some of the newer points
+        (:func:`pgcdc_assets.core.retention.sparse`). Returns the number of removed points. After this, maintenance may
+        delete versions that only removed points list.
 
         Keeps the newest point of all. Also keeps, for each followed table, the newest point that lists the table,
         because the table is complete up to that point.
@@ -167,7 +170,8 @@ class ConsistentPoints:
         return self._ledger.keep(_Pruning(oldest, {str(name) for name in followed}, now).staying)
 
     def versions(self, tables: Iterable[TableName]) -> dict[TableName, frozenset[int]]:
-        """Returns the versions of these tables that are promised to readers, because a point names them."""
+        """Returns the versions of these tables that a point lists. Maintenance must keep them, because readers may read
+        them."""
         asked = pa.array(sorted({str(name) for name in tables}), pa.string())
         named: dict[str, set[int]] = {}
         for file in self._ledger.files():
@@ -187,7 +191,8 @@ class _Pruning:
     """Tables whose newest listing has not been found yet."""
     now: datetime
     _newer: int | None = None
-    """The time of the oldest point newer than all points of the next file; None before the newest file."""
+    """The time of the oldest point in the file before, which is newer than all points of the next file. None at the
+    newest file."""
 
     def staying(self, file: LedgerFile) -> pa.BooleanArray:
         times = file.rows(AT.name)[AT.name].combine_chunks().cast(pa.int64()).to_numpy()

@@ -1,5 +1,5 @@
-"""The stored states of the tables, in a ledger. The last row of a table is its present state. Also repairs all tables
-but the mirrors after a power cut, because the states name the feeds."""
+"""The stored states of the tables, in a ledger. The last row of a table is its present state. Also repairs the change
+log, the ledgers and the feeds after a power cut. This is done here, because the states have the names of the feeds."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class StateRow:
-    """One stored state of a table. ``table``: the table with the structure that its mirror has. ``lsn``: the LSN at
-    which the table was copied or set aside."""
+    """One stored state of a table. ``table``: the table, with the structure that its mirror has. ``lsn``: the LSN at
+    which the table was copied or set aside. ``reason``: why the table got this state, if there is something to
+    report."""
 
     name: TableName
     state: TableState
@@ -69,7 +70,7 @@ class TableStates:
         return self.all().get(name)
 
     def tables(self) -> list[Table]:
-        """Returns all tables that ever had a state, as the last row of each table describes them."""
+        """Returns all tables that ever had a state, each as its last row describes it."""
         return [row.table for row in self.all().values() if row.table is not None]
 
     def set(self, table: Table, state: TableState, lsn: Lsn, reason: str | None = None) -> None:
@@ -108,11 +109,12 @@ def _row(name: TableName, row: dict[str, Any]) -> StateRow:
 
 
 def recover_tables(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]:
-    """Repairs the change log, the ledgers and the feeds. Yields the folder of each, and the names of the damaged files
-    that were renamed there, so that no reader uses them. The target repairs the mirrors."""
+    """Repairs the change log, the ledgers and the feeds, by renaming incomplete files so that no reader uses them.
+    Yields each folder, and the old names of the renamed files. Mirrors are repaired by
+    :mod:`pgcdc_assets.mirror.delta`."""
     yield layout.change_log, recover_log(layout.change_log)
     for folder in (*layout.ledgers, layout.messages):
         yield folder, recover(folder).aside
-    # The names of the feeds are in a ledger, which is repaired here.
+    # The feeds come last, because their names are in a ledger that is repaired above.
     for folder in map(layout.changes, TableStates(layout).all()):
         yield folder, recover(folder).aside

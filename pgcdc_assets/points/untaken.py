@@ -1,7 +1,7 @@
-"""Stores how many rows of the log were applied to no mirror, with one entry per relation and range.
+"""Stores how many rows of the log were applied to no mirror (untaken rows), with one entry per relation and LSN range.
 
-Only relations that belonged to no followed table are stored. Not stored: tables that the settings exclude, and tables
-that wait for a copy or are set aside, because their state is reported.
+Only relations that belonged to no followed table are stored. Tables that the settings exclude are not stored. Tables
+that wait for a copy or are set aside are not stored either, because ``pgcdc status`` reports their state.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class UntakenRows:
-    """The number of rows of one relation that were applied to no mirror. ``start`` and ``end``: the span of the batches
-    that contain these rows. ``last``: the start of the last such batch."""
+    """The number of rows of one relation that were applied to no mirror. The batches with these rows are between
+    ``start`` and ``end``. ``last``: the start of the last of these batches."""
 
     relation_id: int
     name: TableName
@@ -56,7 +56,7 @@ class UntakenLedger:
         self._ledger = Ledger(layout.untaken_rows, SCHEMA)
 
     def all(self) -> dict[int, UntakenRows]:
-        """Returns the sum of the untaken rows of each relation, by the relation's OID."""
+        """Returns the untaken rows of each relation, summed over all its entries, by the relation's OID."""
         found: dict[int, UntakenRows] = {}
         for row in entries(self._ledger.rows()):
             one = _read(row)
@@ -64,7 +64,7 @@ class UntakenLedger:
         return found
 
     def add(self, new: Iterable[UntakenRows]) -> None:
-        """Adds rows in one Delta commit, which is durable when this returns."""
+        """Adds entries in one Delta commit, which is durable when this returns."""
         rows = [
             {
                 "relation_id": one.relation_id, "schema": one.name.schema, "name": one.name.name, "rows": one.rows,
@@ -76,7 +76,8 @@ class UntakenLedger:
             self._ledger.append(rows)
 
     def forget(self, log_start: Lsn) -> int:
-        """Removes the entries whose rows are no longer in the log. Returns the number of removed entries."""
+        """Removes the entries whose rows are no longer in the log, which begins at ``log_start``. Returns the number of
+        removed entries."""
         return self._ledger.keep(lambda file: pc.greater(file.rows("end")["end"].combine_chunks(), int(log_start)))
 
 
