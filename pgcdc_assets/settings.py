@@ -1,5 +1,5 @@
-"""The settings. Each setting is read from the environment (``PGCDC_...``), else from ``pgcdc.yaml``, else it has its
-default. The project directory is the working directory. Secrets are read only from the environment, a service file or a
+"""The settings. A variable ``PGCDC_...`` of the environment takes precedence over a line of ``pgcdc.yaml`` in the
+working directory, which is the project directory. Secrets are read only from the environment, a service file or a
 passfile. A password in ``pgcdc.yaml`` is refused."""
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ LOCAL_MASTER = "local[*]"
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _LONGEST_RETENTION = timedelta(days=36_500)
-"""The longest retention, a hundred years. With a longer time, dates could be outside the calendar."""
+"""The longest retention, a hundred years. With a longer retention, pgcdc could compute dates that Python cannot
+represent."""
 _NAME = re.compile(r"(?=.{1,40}$)[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _URL = re.compile(r"\w+:/")
@@ -101,15 +102,17 @@ def _spark_text(value: Any) -> str:
 def _object_store(url: str) -> str:
     """The URL of a lake, without a slash at its end. No message quotes the URL, because it may contain a secret."""
     if not _OBJECT_STORE.fullmatch(url):
-        raise ValueError(f"is neither a folder of this machine nor {_URLS}; credentials come from the environment")
+        raise ValueError(f"is neither a folder on this machine nor a URL like {_URLS}; put credentials into the "
+                         "environment, not into the URL")  # fmt: skip
     url = url.rstrip("/")
     if odd := _ODD_IN_KEY.search(url.partition("://")[2]):
-        raise ValueError(f"not every program can open tables in a folder with {odd[0]!r} in its name")
+        raise ValueError(f"has {odd[0]!r} in its path, and some programs cannot open tables there; choose another path")
     return url
 
 
 def _refuse_shared_folder(lake: str) -> None:
-    """Raise ValueError for a folder that is or contains the project's folder or the user's home."""
+    """Raise ValueError for a folder that is or contains the project's folder or the user's home, because ``pgcdc
+    teardown --lake`` deletes the lake."""
     if not lake:
         raise ValueError("is empty; give a folder, for example ./lake")
     place = os.path.realpath(lake)
@@ -145,7 +148,7 @@ class Settings(BaseSettings):
     """The folder of the mirrors: a folder on this machine, or the URL of a folder in an object store. A folder on this
     machine may not be or contain the project's folder or your home."""
     lake_shared: bool = False
-    """Whether the executors of a cluster see the lake's folder under the same path as the driver does."""
+    """Whether the executors of a Spark cluster see the lake's folder under the same path as the driver."""
     slot: str = Field(default_factory=_own_name)
     """The replication slot. ``pgcdc setup`` creates it unless it exists."""
     publication: str = Field(default_factory=_own_name)
@@ -155,57 +158,57 @@ class Settings(BaseSettings):
     """The tables to mirror, as patterns ``schema.table``. ``*`` and ``?`` are allowed, a leading ``-`` excludes.
     Without patterns, all permanent tables are mirrored."""
     messages: tuple[str, ...] = ()
-    """The logical messages to take, as patterns for their prefixes. ``*`` and ``?`` are allowed, a leading ``-``
-    excludes, and a pattern in double quotes is compared verbatim. Without patterns, no messages are taken."""
+    """The logical messages to record, as patterns for their prefixes. ``*`` and ``?`` are allowed, a leading ``-``
+    excludes, and a pattern in double quotes is compared verbatim. Without patterns, no messages are recorded."""
     origin: Literal["any", "none"] = "any"
-    """Which transactions are taken. With ``any``, all transactions. With ``none``, only those that were written on the
-    source itself, and not those that it received by replication."""
+    """Which transactions are replicated. With ``any``, all transactions. With ``none``, only transactions that were
+    written on the source itself, and not transactions that it received by replication."""
     streaming: Literal["auto", "off"] = "auto"
     """When large transactions are received. With ``auto``, before their commit, if the server can send them. With
     ``off``, after their commit."""
     two_phase: bool = False
-    """Whether prepared transactions are received at their PREPARE, through a slot that was created with ``two_phase``.
-    With either value, their changes become readable with their COMMIT PREPARED."""
+    """Whether the source sends prepared transactions at their PREPARE. The slot must have been created with the same
+    value. With either value, mirrors get the changes after the COMMIT PREPARED."""
     schema_changes: Literal["rewrite", "metadata", "set_aside"] = "rewrite"
-    """How a mirror follows when its table's structure changes. With ``rewrite``, the mirror's own rows get the new
-    structure; if these rows lack something that is needed, the table is copied again. With ``metadata``, rows are not
-    rewritten if Delta's column mapping and type widening can express the change. Fewer readers support these two
-    features. With ``set_aside``, the table is set aside until the operator acts."""
+    """What happens to a mirror when its table's structure changes. With ``rewrite``, the mirror's rows are written
+    again with the new structure. If their new values are not known, the table is copied again. With ``metadata``, rows
+    are not rewritten if Delta's column mapping and type widening can express the change. Fewer readers support these
+    features. With ``set_aside``, pgcdc stops following the table until you run ``pgcdc snapshot``."""
     recopy_bytes: Size = 10 << 30
-    """The largest table that is copied again without a request. If a change of structure requires a new copy, and the
-    table is larger than this on the source, the table is set aside until you run ``pgcdc snapshot``."""
+    """The largest table that pgcdc copies again by itself. If a change of structure requires a new copy of a larger
+    table, pgcdc stops following the table until you run ``pgcdc snapshot``."""
     spark: dict[str, str] = Field(default_factory=lambda: {MASTER: LOCAL_MASTER})
     """The settings of Spark: ``master``, ``archive`` (from ``pgcdc pack``, for the executors of a cluster), and any
     ``spark.*`` setting."""
     registry: Annotated[dict[str, str], AfterValidator(checked_registry)] | None = None
     """The catalog of query engines in which mirrors are registered: Unity Catalog, Glue or a Hive metastore."""
     range_bytes: Size = 256 << 20
-    """The size at which an LSN range ends, and the next range begins."""
+    """The bytes of changes after which an LSN range (a partition in Dagster) ends."""
     range_seconds: float = Field(default=60, gt=0)
-    """The time after which an LSN range ends, and the next range begins. A running sync also checks the source's
-    catalog this often."""
+    """The time after which an LSN range ends. A running sync also checks the source's catalog this often."""
     batch_bytes: Size = 32 << 20
     """The size at which a batch of changes is committed to the change log."""
     batch_seconds: float = Field(default=1, gt=0)
     """The time after which a batch of changes is committed to the change log, measured from the batch before it. So the
     first commit after a quiet time is not delayed."""
     drain_bytes: Size = 32 << 20
-    """The backlog of WAL that is read by SQL functions instead of the stream, which is faster. This needs a free
+    """A backlog of at least this much WAL is read by SQL functions, which are faster than the stream. This needs a free
     replication slot and a connection without TLS. Otherwise the backlog is streamed."""
     idle_seconds: float = Field(default=30, ge=0)
-    """The time without changes after which a run of the sensor ends."""
+    """The time without changes after which a run that the sensor started ends."""
     run_seconds: float = Field(default=1800, gt=0)
-    """The time after which a run of the sensor ends. The sensor then starts the next run."""
+    """The time after which a run that the sensor started ends. The sensor then starts the next run."""
     sensor_seconds: int = Field(default=5, ge=1)
     """How often the sensor checks whether there is something to do. Dagster's daemon checks sensors at most every 5
     seconds."""
     retention: Retention = timedelta(days=7)
-    """How long changes and consistent points are kept. Ranges can be repaired, and ``Lake.at`` can read, that far back.
-    Changes that a mirror still lacks are kept, however old they are. Points are kept for 15 days at most."""
+    """How long changes and consistent points are kept. ``pgcdc repair`` and ``Lake.at`` can go back that far. Changes
+    that a followed mirror lacks are kept longer. Points are kept for 15 days at most."""
     log_format: Literal["text", "json"] = "text"
     """The form of the lines on stderr. The option ``--log-format`` of a command takes precedence."""
     state: Path = STATE_FOLDER
-    """The folder on this machine in which the project saves its catalog, note, logs, and the embedded server."""
+    """The folder on this machine for the project's saved catalog, its note of lake and slot, its logs, and the embedded
+    server."""
 
     @classmethod
     def settings_customise_sources(
@@ -271,7 +274,9 @@ class Settings(BaseSettings):
                 raise ValueError("has an `@` in its host or database; write @ and / of a password as %40 and %2F")
             if "replication" in given:
                 # Only some of our connections are replication connections.
-                raise ValueError("sets `replication`, which pgcdc sets for each connection itself; remove it there")
+                raise ValueError(
+                    "sets `replication`, which pgcdc sets for each connection itself; remove it from `source`"
+                )
         return value
 
     @field_validator("lake", mode="before")
@@ -415,7 +420,7 @@ def _wrong(error: Mapping[str, Any]) -> SettingsError:
     name = str(error["loc"][0]) if error["loc"] else "settings"
     if error["type"] == "extra_forbidden":
         close = get_close_matches(name, Settings.model_fields, 1)
-        do = f"did you mean `{close[0]}`?" if close else "docs/reference/settings.md lists all"
+        do = f"did you mean `{close[0]}`?" if close else "docs/reference/settings.md lists all settings"
         return SettingsError("is unknown", thing=f"setting `{name}`", do=do)
     if error["type"] in _NO_TEXT:
         return SettingsError("must be text", thing=f"setting `{name}`", do=f'write it in quotes, like {name}: "123"')

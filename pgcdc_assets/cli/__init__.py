@@ -7,11 +7,12 @@ status_verify  status, positions, verify
 metrics        metrics
 maintenance    maintain, forget
 sql            sql
-up             up                               dagsterui   `dagster dev`, which refuses requests of other web pages
+up             up
+dagsterui      `dagster dev` with a webserver that refuses requests from other web pages
 deploy         code-server, pack
 demo           demo
 jobs           commands as runs of Dagster's jobs
 dagsterproject settings from a component of a Dagster project
-arguments      LSNs, ranges, tables as arguments; topics and examples in the help of commands
-console        lines of output, and what a run shows on a terminal
+arguments      reads LSNs, ranges and tables from arguments; adds topics and examples to the help of commands
+console        prints lines, and shows the progress of a run on a terminal
 """

@@ -84,7 +84,7 @@ def use_log_format(value: str) -> None:
 
 
 def log_format() -> click.Option:
-    """The option, which every command has."""
+    """The option ``--log-format``, which every command has."""
 
     def keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
         if value is not None:

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pgcdc_assets.cli")
 _LEVELS = {"pgcdc": logging.WARNING, "warning": logging.WARNING, "error": logging.ERROR, "info": logging.INFO}
-"""The levels of lines with these beginnings."""
+"""The log level of a line, by the word before its first colon."""
 _SHOW_SECONDS = 0.5
-"""Seconds between two looks at the run's state. Each look asks the source for its position."""
+"""Seconds between two readings of the run's state. Each reading asks the source for its WAL position."""
 
 
 def visible(text: str) -> str:
@@ -62,12 +62,13 @@ def show(text: str) -> None:
 
 
 RATE_SECONDS: Final = 10.0
-"""Rates are averages over this time, so that they do not jump with each turn."""
+"""Rates are averages over this time, because a run counts its rows in bursts of many rows."""
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class LiveLines:
-    """``what``: the command. Texts are without control characters. ``clock``: seconds, for tests."""
+    """The lines that change on a terminal while a command runs. ``what``: the command. ``clock`` returns seconds; tests
+    replace it."""
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = what
@@ -88,7 +89,7 @@ class LiveLines:
 
     @property
     def lines(self) -> list[str]:
-        """The line of the run, the line of its copies, and the last message. Absent lines are left out."""
+        """The line of the run, the line of its copies (if there are any), and the last message (if there is one)."""
         found = [self._what]
         if self._seen:
             found = [f"{self._what}: {self._run()}"]
@@ -97,7 +98,7 @@ class LiveLines:
         return [*found, *([self.message] if self.message else [])]
 
     def __rich__(self) -> Text:
-        """Rich calls this several times a second, so that copies are seen to go on during a long turn."""
+        """Rich calls this several times a second, so the progress of copies is shown also between two updates."""
         from rich.text import Text
 
         return Text("\n".join(self.lines), no_wrap=True, overflow="ellipsis")
@@ -143,8 +144,8 @@ def duration(seconds: float) -> str:
 
 
 class ConsoleProgress:
-    """Shows a run's progress to the user of a command, as the watcher of :class:`DagsterObserver`. Writes to its own
-    copy of stderr, because a run redirects the process's streams."""
+    """Shows a run's progress to the user of a command. :class:`DagsterObserver` calls it as its watcher. Writes to its
+    own copy of stderr, because a run redirects the process's streams."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -160,7 +161,7 @@ class ConsoleProgress:
         """Set this event to end the run at a boundary."""
         self.copies: list[CopyReport] = []
         self.report: SyncReport | None = None
-        """The report of a sync, once it has ended."""
+        """The report of a sync; None until the sync has ended."""
         self.maintenance: MaintenanceReport | None = None
         self.ranges: list[RangeReport] = []
 
@@ -175,7 +176,7 @@ class ConsoleProgress:
         self._live = None
 
     def note(self, text: str, **fields: Any) -> None:
-        """Write a line that stays. JSON has ``fields`` too, text does not."""
+        """Write a line that stays. ``fields`` are written only in JSON."""
         if logs.as_json():
             _log.info(text, extra=fields)
             return
@@ -188,8 +189,9 @@ class ConsoleProgress:
             self._console.print(f"{time.monotonic() - self._started:.1f}s {escape(text)}")
 
     def waiting(self, holders: Sequence[Blocker]) -> None:
-        """Show the sessions that a snapshot or slot waits for."""
-        self.note(f"PostgreSQL waits for {'; '.join(str(holder) for holder in holders)}")
+        """Show the sessions whose transactions must end before PostgreSQL creates a slot or snapshot."""
+        self.note(f"PostgreSQL waits for {'; '.join(str(holder) for holder in holders)}; the command continues when "
+                  "these transactions end")  # fmt: skip
 
     # Methods of the watcher -------------------------------------------------------------------
 

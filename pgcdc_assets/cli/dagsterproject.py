@@ -19,8 +19,8 @@ _META = "pgcdc.component"
 
 def of_component(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
     """Set the variables ``PGCDC_...`` to the component's settings, for this process and the processes that it starts.
-    Variables of the shell are ignored. ``name``: the component's folder below ``defs``. Raises SettingsError if the
-    working directory is in no Dagster project, or if the component cannot be loaded."""
+    Such variables of the shell are ignored. ``name``: the component's folder below ``defs``. Raises SettingsError if
+    the working directory is not in a Dagster project, or if the component cannot be loaded."""
     if name is not None:
         # Loaded before any variable is changed, because `{{ env.PGCDC_SOURCE }}` may be the component's source.
         given = _settings(name)
@@ -48,12 +48,12 @@ def _settings(name: str) -> dict[str, Any]:
         tree = dg.ComponentTree.for_project(Path.cwd())
         found = tree.load_component(name, PgcdcComponent)
     except Exception as error:  # noqa: BLE001
-        # Errors of Dagster, and errors of the modules of the project when they are imported.
+        # Dagster imports the project's modules here, so any exception is possible.
         raise SettingsError(
             f"cannot be loaded: {_cause(error)}",
             thing=f"component {name}",
-            do="run the command in the Dagster project, name the component's folder below `defs`, and set the "
-            "variables that its file reads",
+            do="run the command in the Dagster project, give the component's folder below `defs` as NAME, and set the "
+            "environment variables that its file reads",
         ) from None
     root = tree.project_root
     own = {"name": found.name, "source": found.source, "lake": found.lake_of(root), "state": found.state_of(root)}

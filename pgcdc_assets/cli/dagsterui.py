@@ -1,12 +1,12 @@
-"""``python -m pgcdc_assets.cli.dagsterui``: ``dagster dev``, with a webserver that refuses requests of other sites.
+"""``python -m pgcdc_assets.cli.dagsterui``: ``dagster dev``, with a webserver that refuses requests from other sites.
 
-``dagster dev`` starts its webserver as a process, and has no setting for middleware. So this module replaces the
-command of that process by its own command, and wraps the application there. Both places are private API of Dagster. If
-one of them is missing, the start fails.
+``dagster dev`` starts its webserver as a process, and has no setting for middleware. So this module makes ``dagster
+dev`` start this module in place of the webserver, and wraps the web application in the new process. Both changes use
+private API of Dagster. If a part of this API is missing, the start fails.
 
-The UI has no login, and Dagster answers every request that reaches its port. So any page in the user's browser could
-start runs by an image whose address is a mutation, or read answers under a host name of its own (DNS rebinding). Four
-rules prevent this:
+The UI has no login, and Dagster answers every request that reaches its port. So a page of any site in the user's
+browser could start runs, for example by an image whose address is a GraphQL mutation. The page could also read answers,
+if its host name resolves to this machine (DNS rebinding). Four rules prevent this:
 
 * The ``Host`` header must be a name of this machine.
 * An ``Origin`` header, which browsers send with every POST and WebSocket, must name the same host.
@@ -81,7 +81,8 @@ def _webserver(arguments: Sequence[str]) -> None:
 
 
 class SameOrigin:
-    """An ASGI application in front of Dagster's. ``host`` is the address that the server listens at."""
+    """An ASGI application that passes allowed requests to Dagster's application. ``host``: the address on which the
+    server listens."""
 
     def __init__(self, app: App, host: str) -> None:
         self._app = app

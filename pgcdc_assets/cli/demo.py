@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 
 SECONDS = 30
 RATE = 50.0
-"""Transactions per second: a busy shop, and a light load for a machine with two cores that also runs Spark."""
+"""Transactions per second: like a busy shop, but a light load for a machine with two cores that also runs Spark."""
 LONGEST_SECONDS = 60
 _FOLLOW_SECONDS = 165
-"""Seconds for the start of the JVM, the copy, live changes and the final ``verify``. With the earlier steps, the demo
-takes less than three minutes on an idle machine."""
+"""Seconds for the start of the JVM, the copy, live changes and the final ``verify``. With the steps before them, the
+demo takes less than three minutes on an idle machine."""
 _PROOF_SECONDS = 60
 """Seconds reserved for the final ``verify``. If the copy takes long, live changes are followed for a shorter time."""
 _END_SECONDS = 900
-"""Seconds after which the sync ends even without ``verify``: many, so that the demo does not fail on a busy machine."""
+"""Seconds after which the sync ends even if ``verify`` has not ended. The limit is high, so that the demo succeeds on a
+busy machine, too."""
 
 
 @click.command(epilog=examples("pgcdc demo", "pgcdc demo --seconds 10 --ui"))
@@ -93,7 +94,8 @@ def fresh_folder(lake: str | None) -> Path:
 
 
 class Show:
-    """Runs a sync in this thread. Other threads run the writers and a verify, which ends the sync."""
+    """Runs the demo: a sync in this thread, the generator of changes in a second thread, and ``verify`` in a third. The
+    end of ``verify`` ends the sync."""
 
     def __init__(self, settings: Settings, conninfo: str, progress: ConsoleProgress, tables: int, seconds: int) -> None:
         self._settings = settings
@@ -162,7 +164,7 @@ class Show:
 
 def _too_late(lsn: Lsn, max_seconds: float | None) -> None:
     do = "try again on a less busy machine"
-    raise LakeError("the sync ended before the mirrors reached the snapshot", lsn=lsn, do=do)
+    raise LakeError("the sync ended before the mirrors reached the LSN of the comparison", lsn=lsn, do=do)
 
 
 def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> None:
@@ -172,7 +174,7 @@ def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> Non
     if report is not None:
         click.echo(
             f"{len(report.copied)} tables copied, {report.transactions} transactions and {report.rows} rows replicated "
-            f"in {report.seconds:.0f} s; the generator committed {show.transactions}"
+            f"in {report.seconds:.0f} s; the generator committed {show.transactions} transactions"
         )
     click.echo(in_a_sentence(proof))
     where = folder if root.scheme == LOCAL else f"{root} and {folder}"

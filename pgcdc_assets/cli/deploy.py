@@ -1,6 +1,7 @@
 """The commands for a project whose parts run on other machines: code-server, pack. ``pgcdc code-server`` serves the
-project to a Dagster webserver and daemon elsewhere. When it is stopped, it first ends the run at work at a boundary.
-Dagster's own `code-server start` would only wait for the run, so stopping its container would kill the run."""
+project to a Dagster webserver and daemon elsewhere. When it is stopped, it first ends the running sync at the sync's
+next boundary. Dagster's own ``code-server start`` would wait until the sync ends by itself, so stopping its container
+would kill the sync."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def code_server(port: int, host: str) -> int:
 
 
 def serve(settings: Settings, stop: threading.Event, host: str, port: int) -> None:
-    """Run the server until ``stop`` is set, then end the run at work. MachineError if the server ends earlier."""
+    """Run the server until ``stop`` is set, then end the running sync and the server. Raises MachineError if the server
+    ends earlier."""
     command = ["code-server", "start", "--module-name", "pgcdc_assets.definitions", "--location-name", LOCATION]
     reloading = Reloading(settings.catalog_file, partial(by_code_server, host, port))
     process = started("dagster", [*command, "--host", host, "--port", str(port), "--log-level", "warning"], sys.stderr)

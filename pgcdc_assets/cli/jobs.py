@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pgcdc_assets.defs.replication import Replication
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
-"""Keeps Dagster's event log off the terminal: the instance stores it, and our own progress informs the user."""
+"""Run configuration that keeps Dagster's events off the terminal. The instance stores them, and
+:class:`ConsoleProgress` informs the user."""
 _NO_COMPUTE_LOGS = {
     "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
 }
@@ -57,7 +58,7 @@ def saved_settings() -> Settings:
 
 
 def refuse_unknown(settings: Settings, tables: Sequence[TableName]) -> None:
-    """Raise UnknownTable if the catalog lacks a table. Called before a run starts for the tables."""
+    """Raise UnknownTable if the saved catalog does not contain one of the tables, before a run is started for them."""
     catalog = load_catalog(settings.catalog_file)
     for table in tables:
         if catalog and catalog.table(table) is None:
@@ -139,7 +140,7 @@ def _run(
     config: Mapping[str, Any],
     progress: ConsoleProgress,
 ) -> None:
-    """Run the job. If the run fails, raise its own error, as if the work had been called directly."""
+    """Run the job in this process. If the run fails, raise the error of the work itself, not Dagster's error."""
     import dagster as dg
 
     from pgcdc_assets.defs.replication import Replication
@@ -149,8 +150,8 @@ def _run(
     of = Replication(settings, pooled=False)
     engines = Engines(pyspark=lake_spark(settings)(), source=Source())
     with instance() as runs, noise_in_file(settings.run_log):
-        # The run checks this too. But it would fail in the other project's instance, and that project's sensor would
-        # see the failed run.
+        # The run calls this too. But if the instance belongs to another project, a failed run would be recorded there,
+        # and that project's sensor would see it.
         reserve(of, runs)
         try:
             job(of).execute_in_process(

@@ -116,7 +116,7 @@ def run(arguments: Sequence[str]) -> int:
         # The reader of our output has closed the pipe. Without this, Python would print an error when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:  # noqa: BLE001  (the last resort: one line, and where the rest stands)
+    except Exception as error:  # noqa: BLE001  (prints one line; the traceback goes to a file)
         if ENDING.asked:
             # A library may have turned the interruption into any error.
             say(f"pgcdc: {_INTERRUPTED}", err=True)
@@ -141,7 +141,8 @@ def _unexpected(error: Exception) -> int:
 
 
 def _log_format(arguments: Sequence[str]) -> str | None:
-    """The form of log lines, also of errors in the arguments and settings. Wrong values are reported elsewhere."""
+    """The format of log lines. It is found before click parses the arguments, so that errors in arguments and settings
+    have this format, too. Wrong formats are reported elsewhere."""
     for argument, after in pairwise([*arguments, ""]):
         name, _, value = argument.partition("=")
         if name == LOG_FORMAT:

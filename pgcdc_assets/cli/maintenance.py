@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command(epilog=examples("pgcdc maintain"))
 @as_json
 def maintain(as_json: bool) -> int:
-    """Delete data older than `retention`, and merge small files. Also works beside `pgcdc follow`."""
+    """Delete data older than `retention`, and merge small files. Also works while `pgcdc follow` runs."""
     settings = project_settings()
     progress = ConsoleProgress()
     with progress.shown("maintain"):
@@ -70,7 +70,7 @@ def _print(report: MaintenanceReport) -> None:
         say(f"deleted from Dagster: {report.runs} runs with their events")
     say(f"the log starts at {report.log_start}; the oldest consistent point is {report.oldest_point or 'none'}")
     if report.left:
-        say(f"pgcdc: ended early; tables left for the next maintenance: {len(report.left)}", err=True)
+        say(f"pgcdc: maintenance ended early; tables that the next run handles: {len(report.left)}", err=True)
     for _, error in report.failed:
         say(f"pgcdc: {error}", err=True)
 
@@ -79,7 +79,7 @@ def _print(report: MaintenanceReport) -> None:
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def forget(tables: tuple[TableName, ...], yes: bool) -> int:
-    """Delete mirrors and feeds of tables that are no longer replicated. Also works beside `pgcdc follow`."""
+    """Delete mirrors and feeds of tables that are no longer replicated. Also works while `pgcdc follow` runs."""
     from pgcdc_assets.flow.engine import Engine
     from pgcdc_assets.flow.reports import Silent
 

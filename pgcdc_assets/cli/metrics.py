@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 PORT = 9187
 ONCE_SECONDS = 30.0
-"""The time limit for printing once. No scraper waits, so a slow store may take longer than a scrape may."""
+"""The time limit for printing once. No scraper waits for this, so the limit is higher than for a scrape."""
 CLIENT_SECONDS = 30.0
 """How long a client may take to send its request."""
 _PATHS = "/metrics, /healthz, /readyz"
@@ -47,14 +47,14 @@ class AddressType(click.ParamType["tuple[str, int]"]):
 @click.option("--ready-within", type=click.FloatRange(min=1), default=60.0, show_default=True, metavar="SECONDS",
               help="/readyz fails if changes wait and replication makes no progress for this long.")  # fmt: skip
 def metrics(listen: tuple[str, int] | None, ready_within: float) -> int:
-    """Print metrics for Prometheus, or serve them. Works while the sync, the source or the lake is down."""
+    """Print metrics for Prometheus, or serve them. Also works if the sync, the source or the lake is down."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     from pgcdc_assets.metrics.families import Metrics
     from pgcdc_assets.metrics.movement import Movement
 
     found = Metrics(Settings.load(), Movement(ready_within))
-    # Without this, the registry would scrape once to learn the names.
+    # With auto_describe, the registry would call collect() at once, to learn the names of the metrics.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(found)
     if listen is not None:
@@ -82,7 +82,7 @@ def serve(found: Metrics, registry: Any, host: str, port: int) -> None:
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that closes its connection early is no error. Tracebacks may quote values."""
+            """Print nothing: a client may close its connection early, and a traceback could quote values."""
 
     app = application(found, make_wsgi_app(registry))
     try:
@@ -100,7 +100,8 @@ def serve(found: Metrics, registry: Any, host: str, port: int) -> None:
 
 
 def application(found: Metrics, exposition: WSGIApplication) -> WSGIApplication:
-    """The pages: the metrics; whether the process answers; whether replication moves."""
+    """Serves /metrics, /healthz (200 if the process answers) and /readyz (200 if replication makes progress, otherwise
+    503 with the reasons)."""
 
     def readiness() -> tuple[str, str]:
         reasons = found.reasons()

@@ -85,7 +85,8 @@ def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
 
 
 def _to_remove(settings: Settings, shared: bool) -> list[str]:
-    """What teardown will remove from the source. UsageError for a publication that another project reads."""
+    """What teardown will remove from the source. Without ``shared``, raises UsageError for a publication that another
+    project reads."""
     from pgcdc_assets.projectsource import is_embedded, require_same_source, source_of
     from pgcdc_assets.source.setup.setup import traces
 
@@ -115,7 +116,7 @@ def _print_script(settings: Settings, role: str | None) -> int:
 
 
 def make_ready(settings: Settings, conninfo: str) -> SetupReport:
-    """Make publication and slot if they are missing, and save the catalog."""
+    """Create publication and slot if they are missing, and save the source's catalog in the project."""
     from pgcdc_assets.flow.ownlake import note_lake
     from pgcdc_assets.log.reader import ChangeLog
     from pgcdc_assets.projectsource import known_identity, remember
@@ -158,7 +159,8 @@ def _room(settings: Settings, copy_bytes: int) -> list[Finding]:
 
 
 def _check_slot(settings: Settings, conninfo: str) -> None:
-    """Raise WrongLake if the slot was read for another lake, SlotMissing if the slot of this lake's log is gone."""
+    """Raise WrongLake if the slot was already read for another lake. Raise SlotMissing if this lake has a change log,
+    but the slot does not exist."""
     from pgcdc_assets.flow.ownlake import log_id, refuse_taken_slot
     from pgcdc_assets.source.connect.connection import APPLICATION, connect
     from pgcdc_assets.source.connect.failures import COPY_ANEW
@@ -173,13 +175,13 @@ def _check_slot(settings: Settings, conninfo: str) -> None:
     if log is None and slot is not None and slot.database == slot.connected_to:
         refuse_taken_slot(slot, settings.layout)
     if log is not None and slot is None:
-        what = f"does not exist, but the lake {settings.layout.root} has its change log: later changes are lost"
+        what = f"does not exist, but lake {settings.layout.root} has its change log: changes after the log are lost"
         raise SlotMissing(what, thing=f"slot {settings.slot}", do=COPY_ANEW)
 
 
 def _saved_source(settings: Settings) -> list[Finding]:
-    """Write the source into pgcdc.yaml, so that shells without PGCDC_SOURCE work on the same source. A component's own
-    file names its source."""
+    """Write the source into pgcdc.yaml, so that shells without PGCDC_SOURCE work on the same source. Writes nothing for
+    a component of a Dagster project, because the component's file already names the source."""
     from pgcdc_assets.source.setup.findings import Finding
 
     if is_component():
@@ -203,14 +205,14 @@ def _refused(catalog: Catalog) -> list[Finding]:
 
     reasons = {table.name: reason for table in catalog.tables if (reason := refusal(table)) is not None}
     return [
-        Finding("warning", f"table {name}", f"will be set aside: {reason}", way_back(name, refused=True))
+        Finding("warning", f"table {name}", f"cannot be mirrored: {reason}", way_back(name, refused=True))
         for name, reason in reasons.items()
     ]
 
 
 def _tell_waiting(holders: Sequence[Blocker]) -> None:
     who = "; ".join(str(holder) for holder in holders) or "a transaction that has just ended"
-    say(f"PostgreSQL waits for {who}", err=True)
+    say(f"PostgreSQL waits for {who}; setup continues when these transactions end", err=True)
 
 
 def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) -> int:
@@ -221,14 +223,14 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) 
         _hold_lake(stack, settings, must=lake_too)
         left = _forgotten(settings) if forget else _removed_from_source(settings, shared=shared)
         retired = True
-        # If the slot stays, its log can still go on.
+        # If the slot stays, a later sync can continue the change log.
         if not lake_too and f"slot {settings.slot}" not in left:
             retired = _retire_log(settings)
         release_instance(settings)
         settings.catalog_file.unlink(missing_ok=True)
         origin_file(settings).unlink(missing_ok=True)
         if made := [thing for thing, ours in left.items() if ours]:
-            # Note what stays, so that a later teardown, perhaps as another role, can remove it.
+            # Record what stays in the project's note, so that a later teardown, perhaps as another role, can remove it.
             change_note(settings.state, lake=None, log=None, made=tuple(made))
         else:
             note_file(settings.state).unlink(missing_ok=True)
@@ -238,9 +240,9 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) 
 
 
 def _hold_lake(stack: ExitStack, settings: Settings, *, must: bool) -> None:
-    """Take the lake's lock if the lock file exists. Without a lake there is no writer, and the lock would create the
-    folder. If the lake is not writable or out of reach, teardown continues without the lock, so that no slot stays on
-    the source. ``must``: raise an error in this case too, because the lake is to be deleted."""
+    """Take the lake's lock if the lock file exists. Without the file there is no writer, and taking the lock would
+    create the lake's folder. If the lake is not writable or out of reach, teardown continues without the lock, so that
+    no slot stays on the source. ``must``: raise an error instead, because the lake is to be deleted."""
     try:
         try:
             there = storage.exists(settings.layout.lock)
@@ -267,13 +269,14 @@ def _remove_lake(settings: Settings) -> None:
 
 
 def _forgotten(settings: Settings) -> dict[str, bool]:
-    """Warn that the slot may still exist on a source. Returns an empty dict: it is not known what stays."""
+    """Warn that the slot may still exist on a source. Returns an empty dict, because what stays there is not known."""
     say(f"pgcdc: if slot {settings.slot} still exists on a source, drop it, because it keeps WAL there", err=True)
     return {}
 
 
 def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]:
-    """Remove what setup made, and report what stays. Returns what stays, and whether this project made it."""
+    """Remove what setup made, and report what stays. Returns each thing that stays, and whether this project made
+    it."""
     from pgcdc_assets.projectsource import is_embedded, started_source
     from pgcdc_assets.source.setup.setup import teardown, traces
 
@@ -292,8 +295,8 @@ def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]
 
 
 def _retire_log(settings: Settings) -> bool:
-    """Rename the log, and keep it: without its slot it can never continue, and the next slot needs a new log. Returns
-    whether this succeeded or there is no log. Otherwise reports the reason."""
+    """Rename the change log, but keep it. Without its slot, the log can never continue, and the next slot needs a new
+    log. If renaming fails, prints the reason and returns False."""
     from pgcdc_assets.log.reader import ChangeLog
 
     try:
@@ -304,7 +307,7 @@ def _retire_log(settings: Settings) -> bool:
             say(f"kept the change log as {place}")
     except (OSError, StoreFailed) as error:
         why = error.what if isinstance(error, StoreFailed) else error.strerror
-        say(f"pgcdc: the change log of lake {settings.layout.root} could not be moved aside: {why}; make the lake "
+        say(f"pgcdc: the change log of lake {settings.layout.root} could not be renamed: {why}; make the lake "
             "writable, and run `pgcdc teardown` again before `pgcdc setup`", err=True)  # fmt: skip
         return False
     return True

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
     """Query all mirrors at one LSN, in DuckDB's SQL.
 
-    QUERY `-` is read from stdin. Tables of the schema public need no schema: pgcdc sql "SELECT count(*) FROM orders"
+    If QUERY is `-`, it is read from stdin. Tables of `public` need no schema: pgcdc sql "SELECT count(*) FROM orders"
     """
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.lake.lake import Lake
@@ -51,7 +51,8 @@ def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
             raise UsageError(f"has {count} statements; write exactly one", thing="query")
         point.in_duckdb(wanted, lambda connection: _write(connection, wanted, form))
     except duckdb.Error as error:
-        # The message may quote a row's value, which no JSON line contains. These three are raised before rows are read.
+        # A message may quote a value of a row, and log lines in JSON must not contain values. Errors of these three
+        # classes are raised before rows are read, so their messages contain no values.
         before = isinstance(error, duckdb.ParserException | duckdb.BinderException | duckdb.CatalogException)
         told = str(error) if before or not logs.as_json() else f"the query failed: {type(error).__name__}"
         raise click.ClickException("\n".join(visible(line) for line in told.splitlines())) from None
@@ -66,7 +67,7 @@ def _write(connection: DuckDBPyConnection, query: str, form: str) -> None:
         for line in str(connection.sql(query) or "").splitlines():
             say(line)
         return
-    # DuckDB would empty a file to which stdout appends.
+    # DuckDB writes to a temporary file. If it wrote to /dev/stdout, it would empty a file to which stdout appends.
     with tempfile.TemporaryDirectory(prefix="pgcdc-sql-") as folder:
         result = Path(folder) / "result"
         options = "FORMAT csv, HEADER" if form == "csv" else "FORMAT json"

@@ -43,7 +43,7 @@ def status(as_json: bool) -> int:
 @click.command(epilog=examples("pgcdc positions"))
 @as_json
 def positions(as_json: bool) -> int:
-    """Show the LSNs written, flushed and replayed. Also shows at which LSN syncs end, and whether apply is paused."""
+    """Show up to which LSN changes are received, durable and applied, where syncs end, and whether apply is paused."""
     from pgcdc_assets.checks.positions import positions as look
 
     found = look(saved_settings())
@@ -88,8 +88,8 @@ def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
 def verified(
     settings: Settings, conninfo: str, tables: tuple[TableName, ...] | None, progress: ConsoleProgress, sync_to: SyncTo
 ) -> VerifyReport:
-    """Compare the tables (None: all). A running sync makes the boundary at the snapshot's LSN. Without a running sync,
-    ``sync_to`` is called for this."""
+    """Compare the tables (None: all). The mirrors must be exactly at the LSN of the source's snapshot. A running sync
+    brings them there; if no sync runs, ``sync_to`` does."""
     from pgcdc_assets.checks.verify import verify
     from pgcdc_assets.flow.boundary import Boundary
     from pgcdc_assets.source.connect.connection import connect

@@ -45,7 +45,7 @@ def follow(receive_only: bool) -> int:
 @click.command(epilog=examples("pgcdc snapshot public.orders"))
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def snapshot(tables: tuple[TableName, ...]) -> int:
-    """Copy tables again. Also works beside `pgcdc follow`."""
+    """Copy tables again. Also works while `pgcdc follow` runs."""
     return _for_tables("snapshot", "copy_anew", tables)
 
 
@@ -53,7 +53,7 @@ def snapshot(tables: tuple[TableName, ...]) -> int:
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def heal(tables: tuple[TableName, ...]) -> int:
     """Resume tables that were set aside, once the cause is fixed. Applies the changes from the change log; copies
-    nothing. Also works beside `pgcdc follow`."""
+    nothing. Also works while `pgcdc follow` runs."""
     return _for_tables("heal", "heal", tables)
 
 
@@ -67,7 +67,7 @@ def heal(tables: tuple[TableName, ...]) -> int:
     help="An LSN range X/Y..X/Y, or the key of a partition of `change_log` in Dagster.",
 )
 def repair(table: TableName, span: LsnRange) -> int:
-    """Rebuild, from the change log, the rows that an LSN range touched. Also works beside `pgcdc follow`."""
+    """Rebuild, from the change log, the rows that an LSN range changed. Also works while `pgcdc follow` runs."""
     settings = project_settings()
     refuse_unknown(settings, [table])
     progress = ConsoleProgress()
@@ -113,7 +113,8 @@ def resume(what: str) -> int:
 
 
 def _for_tables(command: str, wish: str, tables: Sequence[TableName]) -> int:
-    """Run a sync with the argument ``copy_anew`` or ``heal`` (``wish``) for these tables."""
+    """Run a sync that first copies or heals these tables. ``wish``: ``copy_anew`` or ``heal``, a field of
+    :class:`SyncConfig`."""
     names = [str(table) for table in tables]
     report = _synced(f"{command} {' '.join(names)}", tables, **{wish: names})
     _print_sync(report, False)
@@ -184,7 +185,7 @@ def _pause(*, paused: bool) -> int:
 
     changed = pause_apply(saved_settings().layout, paused=paused)
     already = "" if changed else " already"
-    say(f"apply is paused{already}: changes only go into the log" if paused else f"changes are applied{already}")
+    say(f"apply is paused{already}: changes only go into the change log" if paused else f"changes are applied{already}")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""``pgcdc up``: runs Dagster's UI and daemon with the sensor on. At the end, it ends them and all their children. It
-has Dagster reload the project's definitions when tables are added, removed or altered, because the definitions are
-created from the saved catalog."""
+"""``pgcdc up``: runs Dagster's UI and daemon, with the sensor that starts syncs. At the end, it ends them and all their
+children. When the saved catalog shows that tables were added, removed or altered, it makes Dagster load the project's
+definitions again, because the definitions are created from this catalog."""
 
 from __future__ import annotations
 
@@ -45,21 +45,22 @@ HOST = "127.0.0.1"
 
 _READY_SECONDS = 120
 _END_SECONDS = 6.5
-"""Seconds for Dagster and the run at work to end. The run reaches its next boundary in this time, or is interrupted."""
+"""Seconds for Dagster and the running sync to end. If the sync has not reached its next boundary then, it is
+terminated."""
 _PR_SET_PDEATHSIG = 1
 
 _MUTATION = """mutation ($name: String!) {
   reloadRepositoryLocation(repositoryLocationName: $name) { __typename }
 }"""
 _RELOAD_SECONDS = 60.0
-"""Seconds for the code to be imported again, on a busy machine."""
+"""Time limit in seconds for Dagster to import the definitions again, also on a busy machine."""
 
 
 @click.command(epilog=examples("pgcdc up", "pgcdc up --port 3005"))
 @click.option("--port", type=click.IntRange(1, 65535), help=f"Port of the UI; {PORT} or the next free one.")
 @click.option("--host", default=HOST, show_default=True, help="Address to listen on; the UI has no login.")
 def up(port: int | None, host: str) -> int:
-    """Run Dagster's UI and daemon, with the sensor on."""
+    """Run Dagster's UI and daemon, with the sensor that keeps mirrors up to date."""
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.projectsource import is_embedded, started_source
     from pgcdc_assets.source.connect.connection import connect
@@ -90,7 +91,7 @@ def serve(settings: Settings, stop: threading.Event, host: str = HOST, port: int
     try:
         _wait_until_ready(process, stop, url, log)
         click.echo(f"Dagster's UI: {url}")
-        say(f"{settings.name}_sync_sensor is on; Ctrl-C ends everything", err=True)
+        say(f"{settings.name}_sync_sensor is on and keeps mirrors up to date; Ctrl-C ends everything", err=True)
         while not stop.wait(0.5):
             if process.poll() is not None:
                 raise MachineError(f"ended with code {process.returncode}", thing="Dagster", do=f"see {log}")
@@ -140,7 +141,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], stop: threading.Event, u
 
 
 def end(process: subprocess.Popen[bytes], layout: Layout) -> None:
-    """End Dagster and all processes that it started. The run at work ends first, at its next boundary."""
+    """End Dagster and all processes that it started. A running sync is asked first to end at its next boundary."""
     family = _family(process.pid)
     writer = lock.holder(layout)
     if writer is not None and writer.is_here and writer.pid in {member.pid for member in family}:
@@ -181,8 +182,9 @@ def _is_free(host: str, port: int) -> bool:
 
 
 class Reloading:
-    """Has the definitions reloaded when the catalog shows other tables. ``reload`` returns whether Dagster has reloaded
-    them. Create the object when Dagster first loads the definitions: it notes the catalog's tables at that time."""
+    """Makes Dagster load the definitions again when the saved catalog shows other tables. ``reload`` asks Dagster to do
+    so, and returns whether it succeeded. Create this object when Dagster first loads the definitions, because the
+    object remembers the catalog's tables at that time."""
 
     def __init__(self, catalog_file: Path, reload: Callable[[], bool]) -> None:
         self._file = catalog_file

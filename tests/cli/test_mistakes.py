@@ -221,7 +221,7 @@ MISTAKES = (
             ("setting `retention`", "'1s' is not a duration from 0 to 36500 days; write it like 7 days")),
     Mistake("slot's name", lambda r: r.shell.set(SLOT="My-Slot"), "setup", 2, ("setting `slot`", "a-z, 0-9 and _")),
     Mistake("lake's URL", lambda r: r.shell.set(LAKE="https://bucket/lake"), "status", 2,
-            ("setting `lake`: is neither a folder of this machine nor s3://",)),
+            ("setting `lake`: is neither a folder on this machine nor a URL like s3://",)),
     Mistake("lake not writable", set_up_then(lambda r: r.shell.set(LAKE="/proc/lake")), "sync", 1,
             ("lake /proc/lake: cannot be written", "setting `lake`")),
     Mistake("lake not writable at setup", lambda r: r.shell.set(LAKE="/proc/lake"), "setup", 1,

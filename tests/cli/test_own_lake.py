@@ -170,7 +170,7 @@ def test_teardown_drops_the_slot_even_if_the_lake_cannot_be_written(noted: Shell
         said = noted.pgcdc("teardown", "--yes", expect=1)
     assert f"removed slot s_{noted.database.name}" in said
     assert traces(noted.database) == []
-    assert "could not be moved aside: Read-only file system; make the lake writable, and run `pgcdc teardown`" in said
+    assert "could not be renamed: Read-only file system; make the lake writable, and run `pgcdc teardown`" in said
     assert "kept the change log as" in noted.pgcdc("teardown", "--yes")
     noted.pgcdc("setup")
 
@@ -182,7 +182,7 @@ def test_teardown_drops_the_slot_even_if_the_store_does_not_answer(noted: Shell)
     with noted.patch.context() as patch:
         for reading in ("head", "list_after", "read"):
             patch.setattr(f"pgcdc_assets.store.local.LocalStore.{reading}", no_answer)
-        assert "could not be moved aside: there is no such bucket" in noted.pgcdc("teardown", "--yes", expect=1)
+        assert "could not be renamed: there is no such bucket" in noted.pgcdc("teardown", "--yes", expect=1)
     assert traces(noted.database) == []
 
 

@@ -34,7 +34,7 @@ def test_requests_can_be_made_shown_and_withdrawn(shell: Shell) -> None:
     assert before["endpos"] is None
     assert before["at_work"] is None
     assert shell.pgcdc("until", "7/AB") == "syncs end at 7/AB\n"
-    assert shell.pgcdc("pause", "apply") == "apply is paused: changes only go into the log\n"
+    assert shell.pgcdc("pause", "apply") == "apply is paused: changes only go into the change log\n"
     assert "already" in shell.pgcdc("pause", "apply")
     found = json.loads(shell.pgcdc("positions", "--json"))
     assert (found["endpos"], found["apply"]) == ("7/AB", "paused")
