@@ -1,7 +1,9 @@
-"""Compares the two sides of a table: the source and the mirror. If they differ, both sides are read again, to show
-examples of rows that differ. Each side is read as two 64-bit digests per row, one of the key and one of all values.
-Rows are matched by the digest of their key, and compared by the digest of their values. The probability of missing a
-difference is 2^-64 per row, for any data, because each comparison has a new seed."""
+"""Compares the two sides of a table: the source and the mirror. From each row it computes two 64-bit digests, one of
+the key and one of all values. Rows are matched by the digest of their key, and compared by the digest of their values.
+If the sides differ, both are read again, to show examples of rows that differ.
+
+The probability that a difference is missed is 2^-64 per row. This holds for any data, because each comparison uses a
+new random seed."""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from pgcdc_assets.source.snapshot.reading import read_whole
 Digests = Words
 
 ROWS_A_BUCKET = 1 << 20
-"""A comparison sorts one bucket of each side at a time, which takes about 100 MB at this size."""
+"""The approximate size of a bucket. A comparison sorts one bucket of each side at a time, which takes about 100 MB."""
 _MAX_BITS = 12
 
 _ROW = np.dtype([("key", "<u8"), ("row", "<u8")])
@@ -48,8 +50,8 @@ class SourceDigests:
 
 @contextmanager
 def source_digests(source: SourceSide, rows_expected: int) -> Iterator[SourceDigests]:
-    """Read a table of the source into digests, which are deleted at the end of the ``with`` block. CopyOutdated if the
-    table has changed so that it no longer equals what the snapshot shows."""
+    """Read a table of the source into digests, which are deleted at the end of the ``with`` block. Raises CopyOutdated
+    if the table was truncated, rewritten or altered, so that the snapshot no longer shows its rows."""
     with TemporaryDirectory(prefix="pgcdc-verify-") as folder:
         digests = SourceDigests(Seed(), rows_expected, DigestStore(Path(folder) / "source", rows_expected))
         _digest(source, source.comparison.key, digests.seed, digests.store)
@@ -58,7 +60,7 @@ def source_digests(source: SourceSide, rows_expected: int) -> Iterator[SourceDig
 
 def compare_sides(source: SourceSide, mirror: MirrorSide, read: SourceDigests | None = None) -> TableReport:
     """Read both sides at the same time and compare them. If they differ, read both again for examples. ``read``: the
-    source's digests, if they have already been read."""
+    digests of the source if :func:`source_digests` has already read them."""
     comparison = source.comparison
     rows_expected = read.rows_expected if read else max(mirror.mirror.count(), comparison.table.rows)
     seed = read.seed if read else Seed()
@@ -88,8 +90,8 @@ def _of_inserts_only(report: TableReport) -> str | None:
     if report.equal:
         return told
     if report.explained:
-        return f"{told}, so rows that the source changed or deleted differ; damage to such rows cannot be detected"
-    return f"{told}, but that does not explain all missing rows"
+        return f"{told}, so rows that the source changed or deleted differ; damage to these rows cannot be detected"
+    return f"{told}, but this does not explain all missing rows"
 
 
 def _digest(side: Side, key: list[int], seed: Seed, store: DigestStore) -> None:
@@ -284,7 +286,8 @@ def compare(source: DigestStore, mirror: DigestStore, examples: int) -> Differen
 
 
 def _unmatched(left: npt.NDArray[np.void], right: npt.NDArray[np.void]) -> tuple[Digests, Ints, Ints]:
-    """The keys of rows without an equal row on the other side. For each key, also how many such rows each side has."""
+    """The keys of rows without an equal row on the other side. For each key, also the number of these rows on each
+    side."""
     keys = np.concatenate((left["key"], right["key"]))
     rows = np.concatenate((left["row"], right["row"]))
     sign = np.repeat(np.array([1, -1], np.int64), (len(left), len(right)))

@@ -1,6 +1,6 @@
-"""The JSON documents of commands with ``--json``. The types are the one description of them: the functions that write
-the documents return these types, and the schemas in ``docs/json/`` are made from them. The documents of ``verify`` and
-``positions`` are in ``report`` and ``positions``.
+"""The JSON documents of commands with ``--json``. The functions that write the documents return these types, and the
+schemas in ``docs/json/`` are made from these types. The types for ``verify`` and ``positions`` are in the modules
+``report`` and ``positions``.
 
 A program that reads a document must ignore fields that it does not know: later versions may add fields. A field is
 removed, or gets another meaning, only with a new major version. LSNs are texts like ``0/16B3748``. Times are ISO 8601
@@ -83,7 +83,7 @@ class PreparedDocument(TypedDict):
 
 
 class HoldDocument(TypedDict):
-    """A running ``verify`` that waits for a point."""
+    """A running ``verify``, for which the sync makes a consistent point."""
 
     by: str
     lsn: str | None
@@ -108,10 +108,10 @@ class TableDocument(TypedDict):
     lag_bytes: int | None
     """WAL of the source above ``replay_lsn``, of all tables."""
     lag_seconds: float | None
-    """How long the oldest transaction that the mirror lacks has waited; 0 if the mirror lacks none. While nobody
-    receives, what the source has written since is not known: then at most this. Null without a position."""
+    """Age of the oldest transaction that the mirror lacks, or 0. If no sync runs, time since changes were last
+    received: the real lag may be smaller. Null if not known."""
     reason: str | None
-    """Why the table waits, was set aside, or is not what the source has."""
+    """Why the table waits or was set aside, or how its mirror differs from the source."""
 
 
 class ProblemDocument(TypedDict):
@@ -147,7 +147,7 @@ class OutcomeDocument(TypedDict):
     """How the last operation of one kind ended."""
 
     succeeded_at: str | None
-    """For ``follow``: when a point last listed the whole log."""
+    """For ``follow``: when a point last contained the whole log."""
     failed: FailureDocument | None
     """The last failure after ``succeeded_at``."""
     under_way: UnderWayDocument | None
@@ -231,7 +231,7 @@ class SyncDocument(TypedDict):
     set_aside: list[SetAsideDocument]
     changed: list[ChangedDocument]
     left: list[SetAsideDocument]
-    """Tables that the run left behind the others."""
+    """Tables that are behind the other tables."""
 
 
 class FindingDocument(TypedDict):
@@ -283,12 +283,12 @@ class MaintainDocument(TypedDict):
     optimized: list[str]
     """Tables whose small files were merged."""
     vacuumed: list[str]
-    """Tables of whose mirrors files were deleted."""
+    """Tables whose mirrors had unneeded files, which were deleted."""
     deleted_files: int
     deleted_bytes: int
     runs: int
     """Deleted runs of Dagster."""
     left: list[str]
-    """Tables that the next maintenance handles."""
+    """Tables that were not reached. The next maintenance handles them."""
     failed: list[MirrorFailureDocument]
     seconds: float

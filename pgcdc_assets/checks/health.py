@@ -61,11 +61,11 @@ class SourceFacts:
     mirrored: frozenset[TableName] = frozenset()
     """The published tables, under the names of their mirrors: for partitioned tables the roots, not the leaves."""
     called: Mapping[int, TableName] = field(default_factory=dict)
-    """Present names of the published tables, by OID."""
+    """The current names of the published tables, by OID. A name differs from the saved catalog after a rename."""
     meant: frozenset[TableName] = frozenset()
     """Tables that exist and that the setting ``tables`` selects."""
     ours: bool = False
-    """Whether setup made the publication. Setup then changes its tables to match the settings."""
+    """Whether setup made the publication. In this case, setup also keeps its list of tables equal to the settings."""
     followable: frozenset[TableName] = frozenset()
     """Tables with a usable replica identity. A problem is reported if such a table is published for inserts only."""
     without_identity: frozenset[TableName] = frozenset()
@@ -103,10 +103,11 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class LeftFacts:
-    """A mirror whose table is no longer followed under this name. ``moved``: the name under which it is followed."""
+    """A mirror whose table is no longer followed under this name."""
 
     lsn: Lsn
     moved: str | None = None
+    """If the table is already followed under a new name: a text that says so."""
     waits_for: TableName | None = None
     """The table's new name, if the mirror will be renamed to it."""
 
@@ -133,6 +134,7 @@ class UntakenFacts:
 
     @property
     def held(self) -> bool:
+        """Whether the mirror's copy contains the effect of these rows."""
         return self.copied is not None and self.copied > self.rows.last
 
 

@@ -16,9 +16,10 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.log.reader import ChangeLog, Segment
 
 READ_BYTES: Final = 64 << 20
-"""The most bytes of the log that one of the two searches reads. Usually it reads nothing, or the newest file."""
+"""The most bytes of the log that a search for missing transactions reads. Usually it reads nothing, or the newest
+file."""
 FILE_BYTES: Final = 256 << 10
-"""A file counts as at least this many bytes: from an object store, a small file takes as long."""
+"""A file counts as at least this many bytes, because an object store takes as long for a smaller file."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def pending(log: ChangeLog, catalog: Catalog, tables: Sequence[TableFacts]) -> d
     """For each table that lacks a transaction of the log, the oldest such transaction. Tables without a position, such
     as tables that wait for a copy, are left out."""
     found: dict[TableName, Pending] = {}
-    # Tables that were set aside may be far below the others, and would use up the bytes that are read for these.
+    # Two searches, each with its own limit: a table that was set aside may be far behind, and a common search would
+    # reach the limit before it reached the transactions that the followed tables lack.
     for followed in (True, False):
         positions = {facts.name: facts.replay_lsn for facts in tables
                      if facts.replay_lsn is not None and facts.state.readable is followed}  # fmt: skip
@@ -86,8 +88,8 @@ def pending(log: ChangeLog, catalog: Catalog, tables: Sequence[TableFacts]) -> d
 
 
 def _oldest(log: ChangeLog, owners: Mapping[int, tuple[TableName, Lsn]]) -> dict[TableName, Pending]:
-    """The search for some tables. ``owners``: by relation, the table to which its rows belong, and the mirror's
-    position. The log is walked once, however many positions there are."""
+    """One search of :func:`pending`. ``owners``: by relation OID, the table to which the relation's rows belong, and
+    the position of the table's mirror. Reads each file of the log at most once, also for many tables."""
     found: dict[TableName, Pending] = {}
     lowest = min((position for _, position in owners.values()), default=Lsn(0))
     above = [segment for segment in log.all_segments() if segment.batch_end > lowest]
@@ -111,7 +113,8 @@ def _oldest(log: ChangeLog, owners: Mapping[int, tuple[TableName, Lsn]]) -> dict
 def _unread(
     segments: Sequence[Segment], owners: Mapping[int, tuple[TableName, Lsn]]
 ) -> dict[TableName, Pending]:  # fmt: skip
-    """For each table, the first file that may contain rows of the table, by the recorded bounds. Reads no file."""
+    """For the tables that the search did not reach: the first file that may contain rows of the table, according to the
+    file's recorded bounds. Reads no file."""
     found: dict[TableName, Pending] = {}
     for segment in sorted(segments, key=lambda segment: segment.batch_end):
         for oid, (name, position) in owners.items():

@@ -1,6 +1,6 @@
 """Reads the facts about the lake: its log, the state and effective ``replay_lsn`` of each table, the feed of messages.
-The newest consistent point has the position of each streaming table. So hundreds of streaming tables cost only one
-small read, plus a check of each mirror for new commits of other writers."""
+The newest consistent point gives the position of all streaming tables in one small read. In addition, each mirror is
+checked for new commits of other writers."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def read_tables(
 
 
 def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: timedelta) -> datetime | None:
-    """See :attr:`TableFacts.kept_until`. Only ``pgcdc maintain`` deletes data, and it may run later than this time."""
+    """See :attr:`TableFacts.kept_until`. The changes may stay longer, because only ``pgcdc maintain`` deletes them."""
     copied, lsn = mirror.snapshot_lsn, facts.replay_lsn
     if facts.state is not TableState.SET_ASIDE or copied is None or lsn is None:
         return None
@@ -146,7 +146,8 @@ def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: ti
 
 
 def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:
-    """Mirrors whose tables were dropped, renamed or removed from the publication, so that the name is not followed."""
+    """Mirrors whose names are not in the catalog, because the table was dropped, renamed or removed from the
+    publication."""
     known = {table.name for table in catalog.tables}
     rows = TableStates(layout).all()
     left: dict[TableName, LeftFacts] = {}

@@ -1,5 +1,5 @@
-"""The positions of a lake's stream: the write, flush, replay and end positions, and whether applying is paused. The
-model is ``pgcopydb stream sentinel get``. Uses plain SQL and small tables, also while another process writes."""
+"""Up to which LSN changes are received, durable and applied, at which LSN syncs end, and whether applying is paused.
+The model is ``pgcopydb stream sentinel get``. Reads by plain SQL and from small tables. Works while a sync runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PositionsDocument(TypedDict):
     replay_lsn: str | None
     """All followed tables hold the changes up to here."""
     endpos: str | None
-    """Where following ends, if ``pgcdc until`` was given an LSN."""
+    """The LSN at which syncs end, if ``pgcdc until`` set one."""
     apply: str
     """``running`` or ``paused``."""
     at_work: str | None
@@ -45,7 +45,7 @@ class PositionsDocument(TypedDict):
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions of a stream. None means that a position does not exist yet."""
+    """The positions of a project. None means that a position does not exist yet."""
 
     source: Lsn
     """The source's flush position."""
@@ -70,7 +70,7 @@ class Positions:
 
 
 def positions(settings: Settings) -> Positions:
-    """The present positions of this project's stream. SourceUnavailable, or LakeError."""
+    """The current positions of the project. Raises SourceUnavailable or LakeError."""
     layout, catalog = settings.layout, load_catalog(settings.catalog_file)
     with connect(source_of(settings), application_name=f"{APPLICATION}/positions") as conn:
         row = conn.execute(_WRITTEN, [settings.slot]).fetchone()

@@ -1,7 +1,7 @@
 """Renders a value as text on both sides: in PostgreSQL by SQL, and in the mirror by DataFusion and Arrow. Equal values
 give equal texts.
 
-This module shares no code with the codec that fills the mirrors. Otherwise a fault of the codec would confirm itself.
+This module shares no code with the code that fills the mirrors. Otherwise a fault there would stay hidden.
 
 | in the mirror | on the source | the text |
 |---|---|---|
@@ -87,7 +87,8 @@ def rendering(column: Column, kind: pa.DataType | None) -> Rendering:
 
 
 def with_raw(text: pa.Array, values: pa.Array, raw: pa.Array | None, name: str) -> pa.Array:
-    """``text``, but rows with a text for the column in ``_pgcdc_raw`` get that text. Their ``values`` must be NULL."""
+    """``text``, with the text in ``_pgcdc_raw`` in rows that have one for column ``name``. The column's value in such a
+    row must be NULL. If it is not NULL, the text says so, and therefore differs from the source's text."""
     if raw is None or raw.null_count == len(raw):
         return text
     written = pc.map_lookup(raw, pa.scalar(name), "first").cast(pa.large_string())

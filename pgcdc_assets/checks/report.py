@@ -46,7 +46,7 @@ class ComparedDocument(TypedDict):
     extra: int
     """Rows that only the mirror has."""
     different: int
-    """Rows of the same key with other values."""
+    """Rows with the same key but other values."""
     reason: str | None
     examples: list[ExampleDocument]
 
@@ -55,7 +55,7 @@ class VerifyDocument(TypedDict):
     """What ``pgcdc verify --json`` prints."""
 
     ok: bool
-    """Whether no table differs and all tables were compared."""
+    """Whether every verdict is ``equal`` or ``unknown``."""
     tables: list[ComparedDocument]
 
 
@@ -75,7 +75,8 @@ class Verdict(StrEnum):
 
     EQUAL = "equal"
     UNKNOWN = "unknown"
-    """Unpublished updates and deletes could explain the whole difference. Whether they are its cause is not known."""
+    """The table's updates and deletes are not published, and could explain all differences. Whether they are the cause
+    is not known."""
     DIFFERS = "differs"
     NOT_COMPARED = "not_compared"
     """The table could not be compared: it is set aside, waits for a copy, or was altered or locked at each try."""
@@ -115,7 +116,8 @@ class TableReport:
     @property
     def explained(self) -> bool:
         """Whether unpublished updates and deletes could explain the whole difference. A delete leaves one extra row in
-        the mirror. An update leaves one extra and one missing row. More missing than extra rows: rows were lost."""
+        the mirror. An update leaves one extra row and one missing row. If more rows are missing than extra, rows were
+        lost."""
         return self.compared and not self.updates_seen and self.missing <= self.extra and not self.different
 
     def to_json(self) -> ComparedDocument:
@@ -173,7 +175,8 @@ class Proof:
 
 
 def keep_proofs(layout: Layout, reports: Iterable[TableReport]) -> None:
-    """Record the tables that were compared. A lake that cannot be written makes no comparison fail."""
+    """Record the results of the tables that were compared. If the lake cannot be written, nothing is recorded, and no
+    error is raised."""
     now = datetime.now(UTC)
     found = {report.table: Proof(report.lsn, report.equal or report.explained, now) for report in reports
              if report.compared and report.lsn is not None}  # fmt: skip

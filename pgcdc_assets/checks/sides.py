@@ -31,10 +31,10 @@ from pgcdc_assets.source.snapshot.reading import copy_blocks
 from pgcdc_assets.store import storage
 
 READ_EXACTLY: Final = {"datafusion.execution.parquet.coerce_int96": "us"}
-"""Setting for DataFusion. An OPTIMIZE by a user writes timestamps as INT96. DataFusion would read these as nanoseconds,
-and timestamps before 1678 and after 2261 would be wrong."""
+"""Setting for DataFusion. If a user runs OPTIMIZE in Spark, Spark writes timestamps as INT96. By default, DataFusion
+reads INT96 as nanoseconds, so timestamps before 1678 and after 2261 would be wrong."""
 _UNKNOWN: Final = frozenset({"typeWidening"})
-"""Features of tables that delta-rs opens, but cannot query."""
+"""Delta features. delta-rs opens a table with one of these features, but cannot query it."""
 
 _BLOCK_BYTES = 8 << 20
 """Bytes of CSV read at a time: large enough for Arrow's reader, and a small part of the process's memory."""
@@ -44,12 +44,12 @@ _BATCH_BYTES = 16 << 20
 _BATCH_ROWS = 8192
 """Rows of a mirror that are read at a time. Wide rows are read in smaller batches."""
 _UNPACKED = 8
-"""Rows may take this many times more space in memory than in Parquet files."""
+"""An upper estimate: rows take up to this many times more space in memory than in Parquet files."""
 
 
 _PIECE_BYTES = 64 << 20
-"""Size of a piece on the source's disk. A piece is read again if reading it was interrupted because another session
-waited for a lock on the table."""
+"""Size of a piece on the source's disk. If another session waits for a lock on the table, reading is interrupted, and
+the piece is read again later."""
 _MOST_ENTRIES: Final = 1664
 """The most columns that one SELECT can return (MaxTupleAttributeNumber). A table may have 1,600 columns."""
 
@@ -66,7 +66,7 @@ class Batch:
 
 @contextmanager
 def readable(name: TableName) -> Iterator[None]:
-    """Raises LakeError in place of the query engine's own error if the mirror cannot be read."""
+    """Raises LakeError in place of the query engine's own errors, if the mirror cannot be read."""
     try:
         yield
     except (DeltaError, pa.ArrowException, OSError) as error:
@@ -164,7 +164,7 @@ class SourceSide:
 
 
 def queryable(table: DeltaVersion) -> bool:
-    """Whether delta-rs's query engine reads the table."""
+    """Whether delta-rs's query engine can read the table."""
     return not table.features & _UNKNOWN
 
 
@@ -180,7 +180,7 @@ class MirrorSide:
     mirror: DeltaTable
     comparison: Comparison
     by_files: DeltaVersion | None = None
-    """The version of ``mirror``, if DataFusion cannot read this version. Its files are then read one by one."""
+    """Set if DataFusion cannot read ``mirror``: the same version, whose files are then read one by one."""
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
         """See :meth:`Side.parts`. LakeError if the mirror's files are missing or damaged."""

@@ -14,17 +14,19 @@ from pgcdc_assets.source.setup.findings import matches_standby_names
 from pgcdc_assets.source.slot.slot import PLUGIN, SlotStatus
 
 SAFE_WAL_BYTES = 256 * MIB
-"""A problem is reported if the slot may be invalidated after less WAL than this. A busy source writes it in minutes."""
+"""A problem is reported if the slot may be invalidated after less WAL than this. A busy source writes this much in
+minutes."""
 IDLE_WAL_BYTES = 64 * MIB
 """A problem is reported if a slot that no process reads keeps more WAL than this. The limit is four WAL segments, so
-that a pause between two runs of the sync is not reported."""
+that a short pause between two runs of the sync is not reported."""
 HELD_WAL_BYTES = GIB
-"""A problem is reported if more WAL than this is kept by a slot without a limit, or by a long transaction. The limit is
-reached before a disk of usual size is full."""
+"""A problem is reported if the source keeps more WAL than this for a slot without a limit, or for a long transaction.
+This is little enough to warn before a disk of usual size is full."""
 LONGEST_PAUSE = timedelta(days=1)
 """The longest pause between two runs of the sync that the slot should survive."""
 _NEARLY = 0.75
-"""An idle slot is reported after this share of the idle timeout. With a timeout of one day, six hours are left then."""
+"""A slot that is not read is reported after this share of the idle timeout. With a timeout of one day, six hours are
+left then."""
 _MORE_ROOM = "raise max_slot_wal_keep_size on the source"
 CATALOG_XMIN_AGE = 200_000_000
 """The default of autovacuum_freeze_max_age. When the slot's catalog_xmin is older than this, the source starts vacuums
@@ -101,7 +103,7 @@ def _slot_use(facts: Facts) -> Iterator[Problem]:
         )  # fmt: skip
     behind = source.flush_lsn - (slot.confirmed_flush_lsn or source.flush_lsn)
     if not slot.active and not facts.at_work and behind > IDLE_WAL_BYTES:
-        since = f" since {slot.inactive_since:%Y-%m-%d %H:%M} UTC" if slot.inactive_since else ""
+        since = f" (inactive since {slot.inactive_since:%Y-%m-%d %H:%M} UTC)" if slot.inactive_since else ""
         yield warning(
             ProblemCode.SLOT_UNREAD,
             thing, f"is not being read{since}, and the source keeps {size(behind)} of WAL for it",
@@ -121,7 +123,7 @@ def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Itera
         yield error(
             ProblemCode.SLOT_NEARLY_LOST,
             slot.thing, f"is nearly lost: it was not read for {span(idle)}, and the source invalidates it after "
-            f"{span(limit)}",
+            f"{span(limit)} without a reader",
             f"run `pgcdc sync` now, then {raised}",
         )  # fmt: skip
     elif limit < LONGEST_PAUSE:

@@ -47,8 +47,9 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 def read_source(
     conn: SourceConnection, settings: Settings, status: SlotStatus | None, catalog: Catalog | None
 ) -> SourceFacts:
-    """The facts about the source. The caller must have read the log's position before. WrongSource if the server is
-    another source."""
+    """The facts about the source. The caller must have read the log's position before (see
+    :attr:`SourceFacts.flush_lsn`). Raises WrongSource if the server is not the source that the project was set up
+    with."""
     found = identity(conn, settings.slot)
     refuse_other_identity(settings, found)
     names = catalog.publications if catalog else (settings.publication,)
@@ -99,8 +100,8 @@ def _published_tables(
 
 
 def _without_identity(conn: SourceConnection, entries: Mapping[int, Published]) -> frozenset[TableName]:
-    """Relations whose updates or deletes PostgreSQL refuses. For partitioned tables, the leaves' replica identity
-    decides."""
+    """Relations whose updates or deletes PostgreSQL refuses. For a partitioned table, the replica identities of its
+    leaf partitions decide."""
     published = {oid: entry for oid, entry in entries.items() if entry.updates or entry.deletes}
     relations = read_relations(conn, published)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])

@@ -59,7 +59,7 @@ from pgcdc_assets.source.slot.slot import Decoded, SlotStatus, slot_status
 from pgcdc_assets.store import storage
 
 LIMITS: dict[str, Any] = {"connect_timeout": 3, "options": {"statement_timeout": "4s"}}
-"""Arguments of a connection that must not wait long: for a server that does not answer, or for a lock on a table."""
+"""Arguments of a connection that must not wait long for a server that does not answer, or for a lock on a table."""
 
 _LEFT_OUT = ("connected_to", "temporary", "wal_lsn")
 """Fields of the slot that status leaves out, because they are not columns of pg_replication_slots or never change."""
@@ -145,11 +145,12 @@ class Status:
 
 
 def status(settings: Settings, *, thorough: bool = True) -> Status:
-    """Read the state of source, log and lake. Starts no server. Raises WrongSource or WrongLake if source or lake is
-    not the project's own, and StoreFailed if the lake is out of reach. Without ``thorough``, ``lags`` is empty, and
-    streaming mirrors are not checked for new commits of other writers, which takes a request to the store for each
-    table."""
-    # Check once whether the store answers. If it does not, each read would take long.
+    """Read the state of source, log and lake. Does not start the embedded server. Raises WrongSource or WrongLake if
+    source or lake is not the project's own, and StoreFailed if the lake is out of reach.
+
+    Without ``thorough``, ``lags`` is empty, and streaming mirrors are not checked for new commits of other writers.
+    This check takes a request to the store for each table."""
+    # Check first whether the store answers. If it does not, each of the many reads below would wait for its timeout.
     storage.head(settings.layout.outcomes)
     refuse_other_lake(settings)
     facts = Facts(datetime.now(UTC), settings.slot, two_phase=settings.two_phase, at_work=_at_work(settings.layout))
@@ -196,13 +197,15 @@ def problems(facts: Facts, unread: Iterable[Problem] = ()) -> list[Problem]:
 
 
 def refused(error: SettingsError | StoreFailed) -> Status:
-    """A status with one problem: a wrong setting, or a source or lake that is out of reach or not the project's own."""
+    """A status with only this problem: a wrong setting, or a source or lake that is out of reach or not the project's
+    own."""
     thing = "lake" if isinstance(error, StoreFailed | WrongLake) else "source"
     return Status(None, None, None, None, (), (problem_of(error, thing),))
 
 
 def _at_work(layout: Layout) -> str | None:
-    """The process that writes to the lake, as text. None if the lock's holder gives no pid: it is not pgcdc."""
+    """The process that writes to the lake, as text. None if no process does, or if the lock's holder gives no pid: such
+    a holder is not pgcdc."""
     found = lock.holder(layout)
     return str(found) if found is not None and found.pid else None
 
@@ -216,8 +219,9 @@ def reachable(settings: Settings) -> str:
 
 
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
-    """Adds the facts about the source. The slot is read first, then the log, then the WAL. Positions only move up, so a
-    slot that seems to be ahead of the log really is ahead of it. The same holds for the log and the WAL."""
+    """Adds the facts about the source. Reads the slot's position first, then the log's, then the WAL's. Positions only
+    move up. So if the slot's position is above the log's position, changes are really lost, and the log did not just
+    lag behind the reading. The same holds for the log and the WAL."""
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, **LIMITS) as conn:
         slot = slot_status(conn, settings.slot)

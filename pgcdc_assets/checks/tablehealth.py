@@ -50,7 +50,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
         do = "run `pgcdc setup`" if source.ours else "add the tables back, then run `pgcdc sync`"
         yield error(ProblemCode.PUBLICATION_EMPTY, f"publication {names}", "lists no table: changes are being lost", do)
     elif present:
-        # These tables are selected by the settings and not published at all; _unpublished reports them.
+        # `told`: tables that the settings select, but that are not published at all. _unpublished reports them.
         told = source.meant - source.mirrored
         tables = [table for table in catalog.tables if table.name not in told]
         renamed = [table for table in tables if source.called.get(table.oid, table.name) != table.name]
@@ -72,8 +72,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
 
 
 def _unpublished(facts: Facts) -> Iterator[Problem]:
-    """Problems for existing tables that the settings select and no publication lists, even if the catalog lists
-    them."""
+    """Problems for existing tables that the settings select, but that no publication lists."""
     source = facts.source
     if source is None or facts.catalog is None or not source.mirrored or None in source.publications.values():
         return
@@ -99,7 +98,7 @@ def _unpublished(facts: Facts) -> Iterator[Problem]:
 
 
 def _left(facts: Facts) -> Iterator[Problem]:
-    """Problems for mirrors whose tables are no longer followed. The mirrors themselves do not show this to readers."""
+    """Problems for mirrors whose tables are no longer followed. A reader cannot see this in the mirror itself."""
     source = facts.source
     if source is None:
         return
@@ -171,7 +170,7 @@ def _operations(thing: str, carriers: Sequence[PublicationFacts], *, updates: bo
             ProblemCode.PUBLICATION_LACKS_CHANGES,
             thing,
             f"is published without {kinds}",
-            f"let publication {names} publish them, then copy the table again",
+            f"let publication {names} publish them, then copy the table again with `pgcdc snapshot`",
         )
     elif not any(publication.truncate for publication in carriers):
         yield warning(
@@ -216,7 +215,8 @@ def _carried(table: Table) -> set[TableName]:
 def _identities(facts: Facts) -> Iterator[Problem]:
     left_out, leafless = _left_out(facts), _leafless(facts)
     if facts.source is not None:
-        # In a publication that setup did not make, a table may never have had a replica identity, so this is a warning.
+        # If setup did not make the publication, the owner may have published tables without a replica identity on
+        # purpose. For a table that is already known as inserts-only, this is therefore a warning.
         known = frozenset() if facts.source.ours else frozenset(t.name for t in facts.tables if not t.updates_seen)
         for name in sorted(facts.source.without_identity):
             yield Problem(
@@ -236,7 +236,8 @@ def _identities(facts: Facts) -> Iterator[Problem]:
                 "run `pgcdc setup`, then `pgcdc sync`, which copies the table again",
             )  # fmt: skip
         elif table.name in leafless:
-            continue  # No partition, no updates. The first partition decides whether updates are published.
+            # A table without partitions has no updates. Its first partition will decide whether they are published.
+            continue
         elif not table.updates_seen and table.name in left_out:
             yield warning(
                 ProblemCode.TABLE_INSERTS_ONLY,
@@ -299,7 +300,8 @@ def _back(table: TableFacts) -> str:
 
 
 def _messages(facts: Facts) -> Iterator[Problem]:
-    """A problem if the feed of messages is not complete to the newest point: tables would be newer than messages."""
+    """A problem if the feed of messages is not complete to the newest consistent point, at which the mirrors are
+    read."""
     found, thing = facts.messages, FEED_OF_MESSAGES
     if found is None or facts.log is None:
         return

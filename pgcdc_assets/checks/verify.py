@@ -64,11 +64,14 @@ def verify(
     on_table: Callable[[TableReport], None] = lambda report: None,
 ) -> VerifyReport:  # fmt: skip
     """Compare source and mirrors at C, the consistent point of a new snapshot of the source. A sync, and writers to the
-    source, may run at the same time. ``tables``: None means all tables of the catalog. Raises UnknownTable for a table
-    that is not in the catalog. ``reach(C)`` returns the consistent point whose ``replay_lsn`` is exactly C, or raises.
-    ``conninfo``: needed if the settings do not name the source (embedded server). ``snapshot`` takes the snapshot,
-    which stays open until all tables are read. Tables that were altered between a snapshot and their reading are
-    compared again under a new snapshot, up to SNAPSHOTS times, and within AGAIN_SECONDS."""
+    source, may run at the same time. Raises UnknownTable for a table that is not in the catalog.
+
+    ``tables``: None means all tables of the catalog. ``reach(C)`` returns the consistent point of the lake whose
+    ``replay_lsn`` is exactly C, or raises an error. ``conninfo`` is needed if the settings do not name the source
+    (embedded server). ``snapshot`` takes the snapshot, which stays open until all tables are read.
+
+    A table that was altered after the snapshot and before it was read is compared again under a new snapshot. At most
+    SNAPSHOTS snapshots are taken, and no new one after AGAIN_SECONDS."""
     chosen = [_known(catalog, name) for name in tables] if tables is not None else [t.name for t in catalog.tables]
     source = conninfo or settings.source or ""
     comparing = _Comparing(settings, catalog, source, reach, snapshot or partial(exported_snapshot, source), on_table)
@@ -126,7 +129,8 @@ class _Comparing:
     """The mirrors that this verify has opened, for :meth:`_read_early`."""
 
     def under_a_snapshot(self, chosen: Sequence[TableName]) -> tuple[dict[TableName, TableReport], list[TableName]]:
-        """The reports of the tables, and the tables that can be compared under another snapshot."""
+        """Compare the tables under one snapshot. Returns their reports, and the tables that another snapshot may help
+        to compare."""
         reports: dict[TableName, TableReport] = {}
         again: list[TableName] = []
         with ExitStack() as stack:
@@ -139,7 +143,7 @@ class _Comparing:
                 point = self.reach(lsn)
                 if point.replay_lsn != lsn:
                     raise LakeError(
-                        f"the mirrors, which are at {point.replay_lsn}, cannot be compared with the snapshot", lsn=lsn
+                        f"the mirrors are at {point.replay_lsn}, so they cannot be compared with the snapshot", lsn=lsn
                     )
                 versions = point.tables
             for name in chosen:
@@ -198,12 +202,12 @@ class _Comparing:
         self, name: TableName, table: _Table, version: int | None, snapshot: Snapshot, early: SourceDigests | None
     ) -> TableReport:
         """Compares one table. If this fails, the report contains the reason, so that other tables are still reported.
-        CopyOutdated if the table is no longer as the snapshot shows it."""
+        Raises CopyOutdated if the table was changed so that the snapshot no longer shows its rows."""
         try:
             if (refused := refusal(table.table)) is not None:
                 return TableReport(name, compared=False, reason=f"is set aside: {refused}")
             if version is None:
-                return TableReport(name, compared=False, reason="is not in this consistent point: see `pgcdc status`")
+                return TableReport(name, compared=False, reason="has no mirror at this LSN: `pgcdc status` says why")
             place = self.settings.layout.mirror(name)
             with readable(name):
                 mirror = opened(place, version)
