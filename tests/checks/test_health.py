@@ -136,7 +136,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "nobody reads": (
         {"slot": _slot(active=False, confirmed_flush_lsn=Lsn(AT - 80 * MIB), inactive_since=NOW)},
-        "warning", "slot pgcdc", "since 2026-11-01 12:00 UTC, and the source keeps 80 MiB", "pgcdc sync",
+        "warning", "slot pgcdc", "since 2026-11-01 12:00 UTC), and the source keeps 80 MiB", "pgcdc sync",
     ),
     "idle timeout": (
         _source(idle_slot_timeout=timedelta(hours=2)),
