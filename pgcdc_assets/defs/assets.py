@@ -1,7 +1,7 @@
 """The assets from slot to mirrors, created from the saved catalog.
 
-All assets of a stage share one op, which can run for any subset of the tables, because the tables share the work: one
-Spark job decodes the changes of all tables, and one turn applies them.
+The assets of all tables in one stage (snapshot, changes or mirror) share one op, which can run for any subset of the
+tables. The reason is that the tables share the work: one Spark job decodes the changes of all tables.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,9 +53,9 @@ def change_log_asset(of: Replication) -> dg.AssetsDefinition:
         of,
         of.names.change_log,
         of.names.slot,
-        "The messages of logical replication as PostgreSQL sent them. They are durable before the slot is "
-        "confirmed. The sync job writes them. Materializing a range by hand only checks that the log contains the "
-        "whole range. It receives nothing again.",
+        "The messages of logical replication as PostgreSQL sent them. They are durable here before their LSN is "
+        "confirmed to the slot. The sync job writes them. Materializing a range by hand only checks that the log "
+        "contains the whole range. It receives nothing again.",
         "check of the change log",
         lambda engine, span: engine.check_range(span),
         metadata.of_log,
@@ -85,7 +85,7 @@ def _asset_of_ranges(
     process: Process,
     found: Callable[["RangeReport"], metadata.Metadata],
 ) -> dg.AssetsDefinition:
-    """An asset with its own op, which covers all tables. ``found``: makes the asset's metadata from a report."""
+    """An asset that is not divided by tables, with its own op. ``found`` makes the asset's metadata from a report."""
 
     @dg.asset(
         key=key,
@@ -133,7 +133,8 @@ def source_tables(of: Replication, tables: Sequence[Table]) -> list[dg.AssetSpec
 
 def snapshot_assets(of: Replication, tables: Sequence[Table]) -> dg.AssetsDefinition:
     def copy(context: dg.AssetExecutionContext, chosen: Chosen) -> Outputs:
-        """Without ``copy_again``, only tables that have no copy yet are copied, as in every sync."""
+        """Runs a sync, which copies the tables that have no copy yet. With ``copy_again``, copies all selected
+        tables."""
         names = [str(table.name) for table in chosen.values()]
         again = bool(context.op_execution_context.op_config["copy_again"])
         config = SyncConfig(copy_anew=names if again else [], command="snapshot")
@@ -201,8 +202,8 @@ def mirror_assets(of: Replication, tables: Sequence[Table]) -> dg.AssetsDefiniti
         sources[op_name("from_changes", table.name)] = dg.AssetIn(
             of.spec("changes", table).key, dagster_type=dg.Nothing
         )
-        # A mirror depends on the newest copy of its table, and the partition key of a copy is not the key of a range.
-        # By default Dagster would look for a copy with the key of the range.
+        # A mirror depends on the newest copy of its table. Copies and ranges have different partition keys. By default,
+        # Dagster would look for a copy whose key is the range's key.
         sources[op_name("from_snapshot", table.name)] = dg.AssetIn(
             of.spec("snapshot", table).key, dagster_type=dg.Nothing, partition_mapping=dg.AllPartitionMapping()
         )
@@ -260,8 +261,8 @@ def _assets_of_tables(
 
 
 def consistent_points(of: Replication, tables: Sequence[Table]) -> dg.AssetSpec:
-    """The asset of consistent points, which every turn writes. It has no op of its own, so that no point can combine
-    tables that are at different LSNs."""
+    """The asset of consistent points, which only a sync writes. It cannot be materialized by hand, because a point may
+    list only mirrors that are at the same LSN."""
     return dg.AssetSpec(
         of.names.consistent_points,
         deps=[of.spec("mirror", table).key for table in tables],
@@ -275,8 +276,8 @@ def consistent_points(of: Replication, tables: Sequence[Table]) -> dg.AssetSpec:
 
 
 def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Selection, found: metadata.Metadata) -> None:
-    """Record the bounds of each partition. The report has counts only for all partitions together, so the counts are
-    recorded with the last partition alone. Plots and sums then count nothing twice."""
+    """Record the bounds of each partition. The report has counts only for all partitions together. They are recorded
+    only with the last partition, so that plots and sums count nothing twice."""
     last = selection.ranges[-1]
     for span in selection.ranges:
         own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)

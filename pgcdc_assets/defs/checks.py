@@ -22,7 +22,7 @@ MIRROR_CHECK = "followed"
 
 
 def slot_asset(of: Replication) -> dg.AssetsDefinition:
-    """The slot as an observable asset. It is created from a spec, which a project can change like any other spec."""
+    """The slot as an observable asset. It is created from a spec, so a project can change it like the other assets."""
     spec = dg.AssetSpec(
         of.names.slot,
         group_name=of.names.source,
@@ -58,7 +58,7 @@ def current_health(of: Replication, instance: dg.DagsterInstance) -> "Status":
 
 
 def evaluations(of: Replication, health: "Status") -> list[dg.AssetCheckEvaluation]:
-    """One evaluation per check: either it passed, or the text says what is wrong and what to do.
+    """One evaluation per check. The text of a failed check says what is wrong and what to do.
 
     An error that concerns all tables (the source does not answer, the slot is lost) fails the check of every mirror,
     because no mirror follows the source in this case.

@@ -1,4 +1,4 @@
-"""Everything that the definitions use of Dagster's private API. A new version of Dagster may require changes here."""
+"""All uses of Dagster's private API by the definitions. A new version of Dagster may require changes here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Decides whether a run of the sync is needed now. The rule is pure: its input is one check of slot, log and runs."""
+"""Decides whether a run of the sync is needed now. Works without I/O: its input is what the sensor has read of slot,
+log and runs."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.lsn import ZERO, Lsn
 
 FOREIGN_WAL_BYTES = 16 << 20
-"""One WAL segment. A run is requested once the slot keeps this much WAL without published changes."""
+"""One WAL segment. If the source has written this much WAL since the lake's position, a run is requested even if none
+of the WAL is known to be a published change. The run moves the slot forward, so that the source can remove WAL."""
 
 _FIRST_PAUSE_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 600.0
@@ -36,10 +38,10 @@ class SourceState:
     endpos: Lsn | None = None
     """The LSN at which a sync in follow mode must end, at the operator's request."""
     published: bool | None = None
-    """Whether the slot holds a published change that was not received. None if this is not known."""
+    """Whether the WAL above the lake's position contains a published change. None if this is not known."""
     tables: str = ""
-    """A digest of the tables that the settings select. Empty if it was not read. It is read only if the source has
-    written WAL without a published change: the WAL may be a CREATE TABLE."""
+    """A digest of the tables that the settings select. It is read only if the source has written WAL without a
+    published change, because this WAL may be a CREATE TABLE. Otherwise it is empty."""
     tables_changed: bool = False
     """Whether the digest differs from the digest of an earlier tick."""
 
@@ -65,9 +67,9 @@ class Cursor:
 
     position: Lsn = ZERO
     since: float = 0.0
-    """The time at which the lake's present position was first seen."""
+    """The time at which the lake's current position was first seen."""
     empty_to: Lsn = ZERO
-    """Up to this LSN, the slot held no published change when it was last checked."""
+    """When the slot was last checked, it held no published change up to this LSN."""
     tables: str = ""
     """The newest digest of the selected tables."""
     told: float = 0.0
@@ -122,7 +124,8 @@ def busy(runs: Runs, now: float) -> str | None:
 
 def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision:
     """Requests a run if there are changes to apply or tables to copy, or if the source is 16 MiB of WAL ahead. If it is
-    not known whether anything was published, requests a run after WAL has grown for ``range_seconds``."""
+    not known whether the WAL contains a published change, requests a run after the lake has not advanced for
+    ``range_seconds``."""
     if state.unapplied and not state.paused:
         return Decision(True, f"batches of the log that are not applied yet: {state.unapplied}")
     if state.endpos is not None and state.position >= state.endpos:

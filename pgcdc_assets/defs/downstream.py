@@ -1,5 +1,5 @@
-"""For the assets that users build on mirrors: conditions, and mirrors as inputs. All inputs of a run are read at one
-consistent point."""
+"""For the assets that users build on mirrors: an automation condition, and mirrors as inputs. All inputs of a run are
+read at one consistent point."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -20,9 +20,9 @@ def mirror_updated() -> dg.AutomationCondition[dg.AssetKey]:
     """True when a mirror that the asset depends on has changed. Like :meth:`dagster.AutomationCondition.eager`, but
     true also if ranges of a mirror are missing.
 
-    If a table was added to the publication later, or was set aside for some time, its mirror has no materialisation for
-    the ranges before its copy. ``eager`` would wait until retention drops the keys of these ranges, although the mirror
-    holds their rows.
+    If a table was copied later than others (because it was published later, or was not followed for some time), its
+    mirror has no materialisation for the ranges before its copy. ``eager`` would wait until retention deletes the keys
+    of these ranges, although the mirror contains their rows.
     """
     return dg.AutomationCondition.eager().without(~dg.AutomationCondition.any_deps_missing())
 

@@ -1,5 +1,5 @@
-"""The names that Dagster sees of one source: asset keys, jobs, ops, partition sets, resources. All of these names
-contain the name of the source, so that one Dagster instance can hold any number of sources."""
+"""The names under which Dagster knows one source: asset keys, jobs, ops, partition sets, resources. All of these names
+contain the name of the source, so that one Dagster instance can contain any number of sources."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ class Names:
         return self.key("source", readable(table.schema), readable(table.name))
 
     def of_stage(self, stage: str, table: TableName) -> dg.AssetKey:
-        """``<source>/<schema>/<table>`` for a mirror. The keys of the stages ``snapshot`` and ``changes`` have the
-        stage after the source. So no two keys are equal, even if a schema has the name of a stage."""
+        """``<source>/<schema>/<table>`` for a mirror, ``<source>/<stage>/<schema>/<table>`` for the stages ``snapshot``
+        and ``changes``. The numbers of parts differ, so no two keys are equal, even if a schema has the name of a
+        stage."""
         parts = readable(table.schema), readable(table.name)
         return self.key(*parts) if stage == "mirror" else self.key(stage, *parts)
 
@@ -66,7 +67,8 @@ class Names:
 
     @property
     def owner(self) -> str:
-        """The partition set whose only key is the name of the stream that owns the source's other partition sets."""
+        """The partition set whose only key names the project (slot and system) that owns the source's other partition
+        sets."""
         return self.of("owner")
 
     @property

@@ -1,8 +1,8 @@
 """The job that keeps the lake and Dagster's storage small, and its schedule.
 
-The job also deletes old runs of pgcdc from Dagster's storage, once the ranges that the runs wrote are deleted. Dagster
-itself deletes no events, and a run of half an hour records about ten thousand events if a hundred tables change all the
-time.
+From Dagster's storage, the job deletes old runs of pgcdc, as soon as the ranges that the runs wrote are deleted. This
+is necessary because Dagster itself deletes no events. A run of half an hour records about ten thousand events if a
+hundred tables change all the time.
 """
 
 import time
@@ -29,8 +29,8 @@ MAINTAIN_OP = "maintain_lake"
 QUIET_HOUR = "40 3 * * *"
 """Cron schedule: every night, but not at the full hour, when many other jobs start."""
 SCHEDULED_SECONDS = 600.0
-"""After this time, maintenance starts no further table, because the sync waits during the maintenance. The remaining
-tables are maintained in the next night."""
+"""After this time, the scheduled maintenance starts no further table, because the sync waits while it runs. The
+remaining tables are maintained in the next night."""
 _ENDED: Final = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _PAGE: Final = 500
 
@@ -71,7 +71,7 @@ def maintain_job(of: Replication) -> dg.JobDefinition:
     return job_of_one_op(
         of,
         of.names.maintain_job,
-        "Retention of log, feeds and points; OPTIMIZE and VACUUM of the mirrors.",
+        "Deletes old data from log, feeds, points and mirrors, and old runs from Dagster. Merges small files.",
         MAINTAIN_OP,
         "Deletes data older than `retention`, and merges small files.",
         maintain,
@@ -79,7 +79,7 @@ def maintain_job(of: Replication) -> dg.JobDefinition:
 
 
 def _forget_runs(of: Replication, instance: dg.DagsterInstance, allowance: "Allowance") -> int:
-    """Delete the runs of ranges whose keys were dropped before this call. Returns how many runs were deleted."""
+    """Delete old runs of the source from Dagster (see :func:`forget_runs`). Returns how many runs were deleted."""
     catalog, names = load_catalog(of.settings.catalog_file), of.names
     tables = [table.name for table in catalog.tables] if catalog else []
     of_tables = (of.key(stage, name) for name in tables for stage in STAGES)
@@ -96,7 +96,7 @@ def forget_runs(
     oldest: datetime,
     runs_out: Callable[[], bool],
 ) -> int:
-    """Delete runs that worked on this source alone and ended before ``oldest``, with their events and logs. Returns the
+    """Delete runs that worked only on this source and ended before ``oldest``, with their events and logs. Returns the
     number of deleted runs.
 
     Never deletes a run in progress, a run that closed a range whose key still exists, or a run that recorded an asset's
@@ -131,7 +131,7 @@ def _ended(instance: dg.DagsterInstance, names: Names, oldest: datetime) -> Iter
 
 
 def _closing(instance: dg.DagsterInstance, of: Replication, oldest: datetime) -> Iterator[str]:
-    """Runs that recorded a range of the log that is still registered."""
+    """Ids of the runs that recorded a range of the change log whose key still exists."""
     known = {span.key for span in of.register(instance).known()}
     found = dg.AssetRecordsFilter(of.placed(of.names.change_log), before_timestamp=oldest.timestamp())
     cursor, more = None, True
@@ -142,7 +142,8 @@ def _closing(instance: dg.DagsterInstance, of: Replication, oldest: datetime) ->
 
 
 def _newest(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey]) -> Iterator[str]:
-    """Runs that recorded the newest materialisation of an asset. For an unchanged table, the run that copied it."""
+    """Ids of the runs that recorded the newest materialisation of an asset. For a table that never changed, this is the
+    run that copied the table."""
     for record in instance.get_asset_records(assets):
         entry = record.asset_entry.last_materialization_record
         if entry is not None:

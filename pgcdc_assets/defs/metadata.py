@@ -23,7 +23,8 @@ _KINDS = {"I": "inserts", "U": "updates", "D": "deletes", "T": "truncates"}
 
 
 def lsns(**positions: Lsn | None) -> Metadata:
-    """Each position twice: ``name`` as ``X/Y``, and ``name_int`` as a number, because only numbers can be plotted."""
+    """Each position as two entries: ``<name>`` as text ``X/Y``, and ``<name>_int`` as a number, because only numbers
+    can be plotted."""
     found: Metadata = {}
     for name, lsn in positions.items():
         if lsn is not None:
@@ -33,7 +34,7 @@ def lsns(**positions: Lsn | None) -> Metadata:
 
 
 def numbers(values: Mapping[str, float | int | None], prefix: str = "") -> Metadata:
-    """Seconds are rounded to milliseconds. More digits would only be harder to read."""
+    """The values that are not None. Floats are rounded to three digits, which are easier to read."""
     return {
         prefix + name: dg.MetadataValue.int(value)
         if isinstance(value, int)
@@ -44,7 +45,7 @@ def numbers(values: Mapping[str, float | int | None], prefix: str = "") -> Metad
 
 
 def of_range(report: RangeReport) -> Metadata:
-    """The metadata that all assets have in common for a closed range."""
+    """The metadata that each asset gets for a closed range."""
     span = report.span
     positions = lsns(
         start_lsn=span.start, end_lsn=span.end, transform_lsn=report.transform_lsn, replay_lsn=report.replay_lsn

@@ -1,5 +1,5 @@
-"""Turns the reports of a run of the engine into Dagster events. When a range closes, registers its partition and
-records materialisations."""
+"""Turns the engine's reports into Dagster events. When an LSN range ends, registers its partition key and records
+materialisations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Receives a run's reports in addition to Dagster, for example to show progress on a command's terminal. This class
-    ignores them: it is the watcher of a run that no command waits for."""
+    """Receives a run's reports in addition to Dagster, for example to show progress on a command's terminal. This base
+    class ignores the reports. It is used in runs that no command waits for."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -48,9 +48,9 @@ class Watcher:
 class DagsterObserver:
     """The engine's observer inside a Dagster run.
 
-    Events are recorded by asset key, without a look-up of the asset definition, because the catalog may have gained
-    tables since the code location was loaded. No event is recorded for a table that did not change, because each event
-    costs two SQLite transactions. The asset ``consistent_points`` shows every range for all tables.
+    Events are recorded by asset key, without a look-up of the asset definition, because tables may have been added
+    since the code location was loaded. No event is recorded for a table that did not change in a range, because each
+    event costs two SQLite transactions. The asset ``consistent_points`` has an event for every range.
     """
 
     def __init__(self, context: dg.OpExecutionContext, of: Replication, watcher: Watcher) -> None:
@@ -61,13 +61,13 @@ class DagsterObserver:
         self._ranges = of.register(context.instance)
         self._health = ""
         self._unchecked: set[dg.AssetKey] = set()
-        """Mirrors that this run has materialised, but whose check it has not recorded since."""
+        """Mirrors that this run has materialised, but for which it has not yet recorded a check result."""
         self._checked: set[dg.AssetKey] = set()
-        """Assets whose check this run has recorded."""
+        """Assets for which this run has recorded a check result."""
 
     def known_ranges(self) -> list[LsnRange]:
-        """The registered ranges. Before it returns them, it drops keys whose ranges the log no longer holds, and
-        registers ranges whose keys were deleted. The engine calls it under the lake's lock."""
+        """The registered ranges. First deletes the keys of ranges that the log no longer contains, and registers again
+        the ranges whose keys a user deleted. The engine calls it under the lake's lock."""
         from pgcdc_assets.log.reader import ChangeLog
 
         log = ChangeLog(self._layout)
@@ -96,7 +96,7 @@ class DagsterObserver:
         self._context.log_event(self._mirror_copied(report, found))
         self._materialised([report.table])
         if not self._health:
-            # All checks are recorded here, so that the next copies in this run need not record their checks again.
+            # Record the checks of all tables now, so that the next copies in this run need not read the status again.
             self._tell_health(all_tables=True)
         passed(FaultPoint.COPY_RECORDED)
         self._watcher.copied(report)
@@ -107,8 +107,8 @@ class DagsterObserver:
         self._context.log_event(event)
 
     def _mirror_copied(self, report: CopyReport, found: metadata.Metadata) -> dg.AssetMaterialization:
-        """A materialisation of the mirror for a snapshot copy. Without it, the mirror of a table that never changes
-        would never be materialised.
+        """A materialisation of the mirror for a snapshot copy. Without this event, the mirror of a table that never
+        changes would never be shown as materialised.
 
         The copy contains the changes of every range up to the copy's LSN, so the materialisation is for the newest of
         these ranges. It has no partition if no range is closed yet.
@@ -136,11 +136,11 @@ class DagsterObserver:
         self._unchecked |= {self._of.key("mirror", table) for table in tables} - self._checked
 
     def _tell_health(self, *, all_tables: bool = False) -> None:
-        """Record check results once per run, and again when they change. A check that passes and passed before is
-        recorded only if this run has materialised its mirror.
+        """Record check results once per run, and again when they change. If a check passes and also passed the last
+        time, it is recorded only if this run has materialised its mirror.
 
-        Reason: Dagster shows a check as not evaluated if the asset was materialised after the check, unless check and
-        materialisation belong to the same run.
+        The reason for the second rule: if an asset was materialised after its check, Dagster shows the check as not
+        evaluated. Dagster makes an exception if check and materialisation belong to the same run.
         """
         from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, news
 

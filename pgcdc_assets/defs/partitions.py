@@ -1,4 +1,5 @@
-"""LSN ranges as dynamic partitions: the register of keys, a run's selection, and the project that owns the keys."""
+"""LSN ranges as dynamic partitions: the register of partition keys, the keys that a run selects, and the record of
+which project owns the keys."""
 
 from __future__ import annotations
 
@@ -41,14 +42,14 @@ class RangeRegister:
     def add(self, span: LsnRange) -> LsnRange:
         """Register a closed range. Returns the registered range whose key represents it.
 
-        If the last key ends below the start of ``span`` (ranges were closed on another instance), the hole is
-        registered as a range of its own, without a materialisation. If the last key ends above the start of ``span``,
+        If the last key ends below the start of ``span``, because ranges were closed with another Dagster instance, the
+        hole is also registered as a range, without a materialisation. If the last key ends above the start of ``span``,
         only the part of ``span`` above the last key is registered.
         """
         known = self.known()
         if span in known:
             return span
-        # No range above ``span`` is closed yet, so a user added these keys by hand during the run.
+        # ``span`` is the newest range. So if there are keys above it, a user added them by hand during the run.
         ahead = [old for old in known if old.start >= span.end]
         self._delete(ahead)
         known = known[: len(known) - len(ahead)]
@@ -62,18 +63,18 @@ class RangeRegister:
         return next((old for old in reversed(known) if old.start < span.end), known[0])
 
     def prune(self, log_start: Lsn, log_end: Lsn) -> list[LsnRange]:
-        """Drop the keys of ranges that the log does not hold, because retention deleted the ranges or they belong to an
-        earlier lake. Returns the dropped ranges."""
+        """Delete the keys of ranges that are not in the log, because retention deleted these ranges or because they
+        belong to an earlier lake. Returns the ranges of the deleted keys."""
         all_ = (_range(key) for key in self._instance.get_dynamic_partitions(self.name))
         gone = [span for span in all_ if span is not None and (span.start < log_start or span.end > log_end)]
         self._delete(gone)
         return gone
 
     def mend(self) -> list[LsnRange]:
-        """Register one key for each hole between ranges, which is where a user deleted keys. Returns the holes.
+        """Register one key for each hole between ranges. A hole arises when a user deletes keys. Returns the holes.
 
-        Dagster keeps keys in the order in which they were added. So the keys above a hole are deleted and added again.
-        The events that were recorded for a key stay.
+        Dagster lists keys in the order in which they were added. So the keys above a hole are deleted and added again.
+        The events that were recorded for these keys stay.
         """
         registered, _ = self._read()
         ordered = sorted(registered)
@@ -116,9 +117,8 @@ class Selection:
     """The partition keys of a run, as one range.
 
     Raises BadRange for an empty list, or if no key is a range of the log. Raises RangeGap if a registered range between
-    the keys is left out, or if a key is not registered. Dagster itself checks neither. If the first and last key of a
-    selection are in the wrong order, Dagster makes an empty list of them, and the run would succeed without doing
-    anything.
+    the keys is left out, or if a key is not registered. Dagster does not check this. If a user gives the first and the
+    last key in the wrong order, Dagster makes an empty list, and the run would succeed without doing anything.
     """
 
     def __init__(self, keys: Sequence[str], register: RangeRegister) -> None:
@@ -152,7 +152,7 @@ class Selection:
 
 
 def _range(key: str) -> LsnRange | None:
-    """The range that a key means. None if the text of the key is not exactly as pgcdc writes it."""
+    """The range that a key stands for. None if the key is not written exactly as pgcdc writes keys."""
     try:
         span = LsnRange.from_key(key)
     except BadRange:
@@ -161,17 +161,17 @@ def _range(key: str) -> LsnRange | None:
 
 
 def register_snapshot(instance: dg.DagsterInstance, names: Names, consistent_point: Lsn) -> str:
-    """Register and return the key of a snapshot copy. It represents everything up to the copy's consistent point."""
+    """Register and return the partition key of a snapshot copy: the range from 0/0 to the copy's consistent point."""
     key = LsnRange(ZERO, consistent_point).key
     instance.add_dynamic_partitions(str(names.snapshot_ranges.name), [key])
     return key
 
 
 def claim(instance: dg.DagsterInstance, names: Names, identity: Identity) -> None:
-    """Record in Dagster that the source's names belong to this stream. Raises WrongInstance if they belong to another
-    stream.
+    """Record in Dagster that the source's names belong to this project. Raises WrongInstance if they belong to another
+    project.
 
-    If another stream has the names but no keys of ranges or copies, this stream gets the names, because there is
+    If another project has the names but no keys of ranges or copies, this project gets the names, because there is
     nothing that it could damage.
     """
     own, owner = _named(identity), _owner(instance, names)

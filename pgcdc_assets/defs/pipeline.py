@@ -34,8 +34,8 @@ def pipeline(of: Replication, catalog: Catalog | None) -> dg.Definitions:
     sync, maintain = sync_job(of), maintain_job(of)
     pyspark = lake_spark(of.settings).configure_at_launch()
     with warnings.catch_warnings():
-        # Backfill policies and observable assets are beta features. A test checks the oldest and newest allowed
-        # Dagster.
+        # Backfill policies and observable assets are beta features of Dagster. Tests run with the oldest and the newest
+        # allowed version of Dagster.
         warnings.simplefilter("ignore", category=dg.BetaWarning)
         slot = slot_asset(of)
         return dg.Definitions(
@@ -73,14 +73,14 @@ def build_pgcdc_defs(
             Dagster instance.
         source: A libpq conninfo or URL.
         lake: The whole path of a folder, or the URL of a folder in an object store.
-        state: The whole path of a folder on this machine for what the project saves, such as the source's catalog. The
-            commands find the project by it (``PGCDC_STATE``).
+        state: The whole path of a folder on this machine for what the project saves, such as the source's catalog. For
+            commands of this project, set ``PGCDC_STATE`` to the same path.
         tables: Patterns ``schema.table``; all permanent tables if empty.
         settings: Other settings, by the names that docs/reference/settings.md lists.
         translator: Changes what Dagster shows of each table.
         key_prefix: Parts before the source's name in every asset key.
-        freshness: The policy of the asset ``consistent_points``. A source without changes stays fresh while the sensor
-            is on.
+        freshness: The policy of the asset ``consistent_points``. While the sensor is on, this asset stays fresh even if
+            the source does not change.
 
     Raises SettingsError. Environment variables ``PGCDC_...`` and ``pgcdc.yaml`` are not read, and the working directory
     does not matter.

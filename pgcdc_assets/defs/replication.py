@@ -68,7 +68,7 @@ class PgcdcTranslator:
                 "dagster/uri": dg.MetadataValue.text(data.uri),
             },
             description=f"{comment}{name}, equal to the source at its replay_lsn.{follows} Materialize a range above "
-            "replay_lsn to apply it, or an older range to repair the rows that the range touched.",
+            "replay_lsn to apply it, or an older range to repair the rows that changed in it.",
         )
 
 
@@ -83,11 +83,12 @@ class Replication:
     shown: frozenset[dg.AssetKey] = frozenset()
     """The asset keys of the code location. Only :meth:`within` sets this and ``outside``."""
     running: bool = False
-    """Whether sensor and schedule are on when Dagster first loads them."""
+    """Whether sensor and schedule are on when Dagster first loads them. If not, a user turns them on in the UI."""
     freshness: dg.FreshnessPolicy | None = None
     """The policy of ``consistent_points``."""
     pooled: bool = True
-    """Whether the ops wait for the slot of the source's pool. Commands set False, and wait for the lake's lock."""
+    """Whether the ops wait for Dagster's pool of the source, which lets one op run at a time. Commands set False,
+    because they wait for the lake's lock instead."""
 
     @cached_property
     def names(self) -> Names:
@@ -114,12 +115,13 @@ class Replication:
         return SavedCatalog(self.settings.catalog_file)
 
     def table(self, name: TableName) -> Table | None:
-        """The table as the saved catalog now describes it. A running sync changes the saved catalog."""
+        """The table as the saved catalog describes it now. A running sync may have changed the saved catalog."""
         catalog = self._catalog.read()
         return catalog.table(name) if catalog else None
 
     def spec(self, stage: Stage, table: Table) -> dg.AssetSpec:
-        """The spec of one asset of the table. It has the lineage of the columns: source table, changes, mirror."""
+        """The spec of one asset of the table. It includes the lineage of the columns, from the source table through the
+        change feed to the mirror."""
         if (known := self._specs.get((stage, table))) is None:
             known = self._specs[stage, table] = self._with_lineage(stage, table)
         return known
@@ -141,8 +143,8 @@ class Replication:
         return self.translator.get_asset_spec(PgcdcTable(self.names, stage, table, uri))
 
     def key(self, stage: Stage, name: TableName) -> dg.AssetKey:
-        """The key under which events of the table's asset are recorded, as the translator decides for tables in the
-        catalog."""
+        """The key under which events of the table's asset are recorded. If the table is in the catalog, the translator
+        decides the key."""
         table = self.table(name)
         return self.placed(self._spec(stage, table).key if table else self.names.of_stage(stage, name))
 

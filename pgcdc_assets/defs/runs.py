@@ -1,7 +1,7 @@
-"""Finds Dagster runs whose process has died and runs that wait, and asks a run to end.
+"""Finds Dagster runs whose process has died, and runs that wait. Asks a run to end if another run waits.
 
-Dagster's run status does not say whether a run still writes: a run whose processes were all killed stays STARTED
-forever and blocks the queue. So every run of ours names its process in a tag.
+Dagster's run status does not say whether a run still works: a run whose processes were all killed stays STARTED forever
+and blocks the queue. So every run of pgcdc names its process in a tag.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ WAITING = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, dg.Dagst
 RUNNING = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 _START_GRACE_SECONDS = 120
-"""A run without the process tag may still be importing its code. After this time, the run is treated as dead. Dagster's
-own run monitoring waits longer."""
+"""A run without the process tag may still be importing its code. If it has no tag after this time, it is treated as
+dead. Dagster's own run monitoring waits longer."""
 _ELSEWHERE_SECONDS = 180
-"""A run on another host is treated as dead if nobody has held the lake's lock for this long. A live run holds the lock,
-except while it ends or while it waits for the lock (for a minute at most, until the lease of a killed writer ends). The
-value is generous, because the clocks of two hosts are compared."""
+"""A run on another host is treated as dead if no process has held the lake's lock for this long. A live run holds the
+lock, except at its end and while it waits for the lock. It waits for a minute at most, until the lease of a killed
+writer ends. The value is larger than that, because the clocks of two hosts are compared."""
 _MOST_RUNS = 500
-"""The number of newest runs of an instance that are checked. If more runs of other projects are queued, a waiting run
-of ours may be missed. It then waits until the running sync ends by itself."""
+"""Only this number of an instance's newest runs is searched. If more runs of other projects are queued, a waiting run
+of pgcdc may be missed. It then waits until the running sync ends by itself."""
 _LOOK_SECONDS = 2.0
 """A run checks at this interval, in seconds, whether another run waits."""
 
@@ -60,16 +60,16 @@ def runs_of(instance: dg.DagsterInstance, names: Names, statuses: Sequence[dg.Da
 
 def _is_of(run: dg.DagsterRun, names: Names) -> bool:
     if run.job_name == names.verify_job:
-        # A verify run only reads, as long as a sync runs.
+        # While a sync runs, verify only reads, so it does not count as a writer.
         return False
     pools = run.run_op_concurrency.all_pools if run.run_op_concurrency else None
     return run.tags.get(SOURCE_TAG) == names.source or names.pool in (pools or ())
 
 
 def report_dead_runs(instance: dg.DagsterInstance, names: Names, layout: Layout, now: float | None = None) -> list[str]:
-    """Mark runs of ours as failed if Dagster shows them as running, their process has ended, and nobody holds the
-    lake's lock. A process on another host cannot be checked. Such a process is treated as ended if nobody has held the
-    lock for a long time. Returns the ids of the marked runs."""
+    """Mark runs of the source as failed if Dagster shows them as running, their process has ended, and no process holds
+    the lake's lock. A process on another host cannot be checked. It is treated as ended if no process has held the lock
+    for a long time. Returns the ids of the marked runs."""
     if lock.holder(layout) is not None:
         return []
     records = runs_of(instance, names, RUNNING)
@@ -87,15 +87,16 @@ def _died(record: dg.RunRecord, names: Names, now: float, silence: float) -> boo
         return record.dagster_run.job_name in names.jobs and now - started > _START_GRACE_SECONDS
     lives = ProcessName.parse(mark).lives()
     if lives is None:  # The process is on another host or in another container.
-        # A run of assets may have other steps on that host, which do not hold the lake's lock.
+        # Only runs of pgcdc's jobs: a run of assets may have other steps on that host, which do not hold the lake's
+        # lock.
         return record.dagster_run.job_name in names.jobs and min(silence, now - started) > _ELSEWHERE_SECONDS
     return not lives
 
 
 @contextmanager
 def stop_for_waiting_runs(context: dg.OpExecutionContext, names: Names, stop: threading.Event) -> Iterator[None]:
-    """Sets ``stop`` when another run of the source waits, so that a backfill starts within seconds. The other run waits
-    in Dagster's queue, or has started and waits for the slot of the source's pool."""
+    """Sets ``stop`` when another run of the source waits, so that, for example, a backfill need not wait for the end of
+    a long sync. The other run waits in Dagster's queue, or has started and waits for the source's pool."""
     done = threading.Event()
     thread = threading.Thread(target=_watch_queue, args=(context, names, stop, done), name="queue", daemon=True)
     thread.start()
@@ -151,11 +152,11 @@ def reserve(of: Replication, instance: dg.DagsterInstance) -> None:
 @contextmanager
 def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading.Event | None = None) -> Iterator[None]:
     """Wraps the work of every run that writes. Tags the run with its source and process, claims the source's names in
-    Dagster (:func:`reserve`), and marks dead runs as failed. With ``stop``, signals end the run at a boundary. Our
-    errors are raised as Dagster failures whose text is one line."""
+    Dagster (:func:`reserve`), and marks dead runs as failed. With ``stop``, a signal ends the run at the next boundary.
+    Errors of pgcdc are raised as Dagster failures whose text is one line."""
     mark_process(context, of.names)
     if of.settings.log_format == logs.JSON and not logs.as_json():
-        # The process was started by Dagster. If a command starts the run, the command has called begin().
+        # Dagster started this process. If a command had started it, the command would have called begin() already.
         logs.begin(as_json=True)
     with as_failures():
         reserve(of, context.instance)
@@ -169,7 +170,7 @@ def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading
 
 
 class NamedFailure(dg.Failure):
-    """One of our errors as a Dagster failure. The text is one line that names the thing and what to do. The failure has
+    """An error of pgcdc as a Dagster failure. The text is one line that names the thing and what to do. The failure has
     the error as an attribute and not as its cause, because Dagster would show a second stack trace for a cause."""
 
     def __init__(self, error: PgcdcError) -> None:
@@ -181,7 +182,7 @@ class NamedFailure(dg.Failure):
 
 @contextmanager
 def as_failures() -> Iterator[None]:
-    """Raise Dagster failures in place of our own errors."""
+    """Raise Dagster failures in place of errors of pgcdc."""
     try:
         yield
     except PgcdcError as error:

@@ -38,15 +38,17 @@ if TYPE_CHECKING:
     from pgcdc_assets.source.connect.connection import SourceConnection
 
 _TELL_SECONDS = 30.0
-"""Seconds between two checks of the project's health. Each check is recorded as one observation of the slot. So asset
-checks show a fault within a minute, even if a tick is late and connecting to the source fails slowly."""
+"""Seconds between two checks of the project's health. Each check is recorded as one observation of the slot. The
+interval is short enough that asset checks show a fault within a minute, even if a tick is late and connecting to the
+source fails slowly."""
 
 _CURRENT_SECONDS = 60.0
-"""With a freshness policy, the newest consistent point is recorded as current at this interval, in seconds."""
+"""Interval in seconds. If there is a freshness policy and the source does not change, the newest consistent point is
+recorded as current this often."""
 
 _PEEK_WAL_BYTES = 4 * FOREIGN_WAL_BYTES
-"""The greatest number of bytes of WAL that one check may decode. Decoding always begins at restart_lsn, so a check
-would be too expensive while a long transaction is open."""
+"""The largest distance between restart_lsn and the end of the WAL at which the sensor looks for published changes. The
+query decodes this WAL from restart_lsn on, so it would be too expensive while a long transaction is open."""
 _PEEK_MILLISECONDS = 10_000
 
 _POSITIONS = f"""
@@ -55,8 +57,8 @@ SELECT active, coalesce(confirmed_flush_lsn, '0/0')::text, coalesce(restart_lsn,
 FROM pg_replication_slots WHERE slot_name = %s
 """  # noqa: S608  (put together of our own constants)
 
-# Whether the slot holds a committed transaction that changes a published table, or a message if the setting `messages`
-# is not empty. The query consumes nothing.
+# Whether the slot holds a committed transaction that changes a published table. If the setting `messages` is not empty,
+# logical messages count, too. The query consumes nothing.
 _PEEK = f"""
 SELECT EXISTS (
   SELECT FROM pg_logical_slot_peek_binary_changes(%s, %s::text::pg_lsn, NULL, VARIADIC %s::text[])
@@ -81,8 +83,8 @@ def sync_sensor(of: Replication, job: dg.JobDefinition) -> dg.SensorDefinition:
 
 
 def tick(of: Replication, context: dg.SensorEvaluationContext, source: Source) -> dg.SensorResult | dg.SkipReason:
-    """One evaluation of the sensor. Takes the cursor, and returns at most one run request. Health is recorded even if
-    no run is needed or the source does not answer."""
+    """One evaluation of the sensor, which requests at most one run. Health is recorded even if no run is needed or the
+    source does not answer."""
     of = of.within(context)
     catalog = load_catalog(of.settings.catalog_file)
     if catalog is None:
@@ -117,7 +119,7 @@ def _decided(
     settings = of.settings
     refuse_other_lake(settings)
     for run_id in report_dead_runs(context.instance, of.names, settings.layout):
-        context.log.warning(f"run {run_id[:8]} died: reported as failed")
+        context.log.warning(f"the process of run {run_id[:8]} died, so the run is now marked as failed")
     reason = busy(_runs(of, context.instance), time.time())
     if reason:
         return Decision(False, reason), cursor
@@ -126,13 +128,14 @@ def _decided(
     known, cursor = cursor.empty_to, cursor.seen(seen)
     decision = decide(seen, cursor, settings.range_seconds)
     if decision.current and known != seen.flush_lsn:
-        # A reader may wait for this LSN, and no run will come that would move the log's position there.
+        # Record in the lake that the log is complete to this LSN. A reader may wait for the LSN (`Lake.wait`), and no
+        # run will move the log's position there, because there is nothing to receive.
         Extent(settings.layout).note(seen.position, seen.flush_lsn)
     return decision, cursor
 
 
 def _source_state(conn: "SourceConnection", catalog: Catalog, settings: Settings, cursor: Cursor) -> SourceState:
-    """The present positions of source and lake. Raises SlotMissing, or an error of the connection to the source."""
+    """The current positions of source and lake. Raises SlotMissing, or an error of the connection to the source."""
     from pgcdc_assets.flow.requests import operator_requests
     from pgcdc_assets.log.reader import ChangeLog
 
@@ -197,8 +200,8 @@ def _unapplied(log: "ChangeLog", settings: Settings) -> int:
 
 
 def _published(conn: "SourceConnection", catalog: Catalog, upto: Lsn, settings: Settings) -> bool | None:
-    """Whether the slot holds a published change, or a message if the setting ``messages`` is not empty. None if
-    PostgreSQL could not check this, because another session began to read the slot, or the time limit was reached."""
+    """The result of ``_PEEK``. None if PostgreSQL could not run the query, because another session began to read the
+    slot, or because the time limit was reached."""
     conn.execute("SELECT set_config('statement_timeout', %s, false)", [str(_PEEK_MILLISECONDS)])
     try:
         version, origins = conn.info.server_version // 10000, Origins(settings.origin)
@@ -211,8 +214,8 @@ def _published(conn: "SourceConnection", catalog: Catalog, upto: Lsn, settings: 
 
 
 def run_config(of: Replication) -> dict[str, Any]:
-    """The configuration of a run that follows the source until no change arrives for some time or the run is out of
-    time. The run ends early if another run waits."""
+    """The configuration of the runs that the sensor requests. Such a run follows the source until no change arrives for
+    ``idle_seconds``, for at most ``run_seconds``. It ends early if another run waits."""
     config = {
         "follow": True,
         "max_seconds": of.settings.run_seconds,
@@ -223,8 +226,8 @@ def run_config(of: Replication) -> dict[str, Any]:
 
 
 def _told(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Cursor]:
-    """The events to record in this tick: an observation of the slot every _TELL_SECONDS. The asset checks are added if
-    their results have changed."""
+    """The events to record in this tick, and the new cursor. Every _TELL_SECONDS, there is an observation of the slot.
+    If the results of the asset checks have changed, they are added."""
     now = time.time()
     if now - cursor.told < _TELL_SECONDS:
         return [], cursor
@@ -237,8 +240,9 @@ def _told(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> tupl
 
 
 def _still_current(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> dg.AssetMaterialization | None:
-    """A materialisation. It says that the newest consistent point contains all that the source has published. Without
-    it, a source without changes would break the freshness policy, which only sees materialisations. None if not due."""
+    """A materialisation which says that the newest consistent point contains all that the source has published; None if
+    not due. The freshness policy sees only materialisations. Without this one, it would fail if the source does not
+    change."""
     if of.freshness is None or time.time() - cursor.fresh < _CURRENT_SECONDS:
         return None
     known = of.register(instance).known()

@@ -1,4 +1,4 @@
-"""The jobs that write: sync (which also makes new copies) and repair. Each has one op and runs in one process."""
+"""The jobs sync (which also makes new copies) and repair. Each has one op."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -25,7 +25,8 @@ REPAIR_OP = "repair_range"
 
 
 class SyncConfig(dg.Config):
-    """What one run of the sync does. With the defaults, it applies changes up to the source's present position."""
+    """What one run of the sync does. With the defaults, it applies changes up to the source's current position, and
+    ends."""
 
     until: str | None = None
     """The LSN at which the run ends. None: the source's position at the start of the run."""
@@ -38,7 +39,7 @@ class SyncConfig(dg.Config):
     copy_anew: list[str] = []  # noqa: RUF012  (pydantic copies it)
     """Tables to copy again before the other work of the run."""
     heal: list[str] = []  # noqa: RUF012
-    """Tables that were set aside, and whose changes are to be applied again, from the log."""
+    """Tables that were set aside. The run applies the changes that their mirrors lack, from the log."""
     command: str = "sync"
     """The name of the command in the lake's lock."""
     give_way: bool = False
@@ -48,7 +49,7 @@ class SyncConfig(dg.Config):
 class RepairConfig(dg.Config):
     table: str
     span: str
-    """``X/Y..X/Y`` or a partition key. The range is widened to whole batches of the log."""
+    """``X/Y..X/Y`` or a partition key. The repair covers all batches of the log that overlap this range."""
 
 
 def sync_job(of: Replication) -> dg.JobDefinition:
@@ -88,7 +89,7 @@ def repair_job(of: Replication) -> dg.JobDefinition:
         of.names.repair_job,
         "Repair one mirror for one LSN range, from the change log.",
         REPAIR_OP,
-        "Rebuilds, from the change log, the rows that a range touched.",
+        "Rebuilds, from the change log, the rows that changed in a range.",
         repair,
     )
 
@@ -113,7 +114,7 @@ def job_of_one_op(
 
 
 def run_sync(of: Replication, context: dg.OpExecutionContext, config: SyncConfig) -> "SyncReport":
-    """One run of the engine within the bounds of ``config``, in this process."""
+    """Runs a sync as ``config`` describes it, in this process."""
     from pgcdc_assets.flow.decide import Bounds
 
     stop = watcher(of, context).stop

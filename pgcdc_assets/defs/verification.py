@@ -28,11 +28,11 @@ _REPEATED = " (the result of the last comparison; materializing an asset does no
 
 
 def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
-    """One op for all asset checks, because one reading of source and lake is enough for all checks, and each op of a
-    run is a process.
+    """One op for all asset checks. With an op per check, each check would read source and lake again, in a process of
+    its own.
 
-    The op is created without Dagster's decorator, because the decorator derives the names of inputs and outputs from
-    asset keys. The decorator refuses keys with special characters, and may give the same name to different keys.
+    The op is created without Dagster's decorator, which derives the names of inputs and outputs from asset keys. The
+    decorator refuses keys with special characters, and may give the same name to different keys.
     """
     specs = {
         "slot": dg.AssetCheckSpec(
@@ -43,7 +43,7 @@ def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
         specs[op_name("mirror", table.name)] = dg.AssetCheckSpec(
             MIRROR_CHECK,
             asset=of.spec("mirror", table).key,
-            description="The table is replicated exactly, and is not set aside.",
+            description="The mirror receives all changes of its table, and no other program has changed it.",
         )
     specs |= verify_specs(of, catalog)
 
@@ -81,8 +81,8 @@ def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
 def verify_specs(of: Replication, catalog: Catalog) -> dict[str, dg.AssetCheckSpec]:
     """The checks, by the names of their outputs in the op of all checks."""
     text = (
-        "Every value equals the source's. Reads the whole table on both sides; run it alone, or verify all tables "
-        f"with the job {of.names.verify_job}."
+        "Compares every value of the mirror with the source. Reads both tables completely. Run only this check, or run "
+        f"the job {of.names.verify_job} for all tables."
     )
     return {
         op_name("equal", table.name): dg.AssetCheckSpec(
@@ -93,11 +93,12 @@ def verify_specs(of: Replication, catalog: Catalog) -> dict[str, dg.AssetCheckSp
 
 
 def verification(of: Replication, context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-    """The results of the checks that the run selects. The run does not wait for the source's pool, so a running sync
-    can make the consistent point.
+    """The results of the checks that the run selects. The run does not wait for the source's pool, so a sync can run at
+    the same time and make the consistent point that verify needs.
 
-    Dagster adds all checks of the assets to a run that materialises them. Reading whole tables takes long, so such a
-    run verifies nothing, and repeats each check's last result. Otherwise Dagster would show the check as skipped.
+    If a run materialises assets, Dagster adds all checks of these assets to the run. Reading whole tables takes long,
+    so such a run compares nothing, and only repeats the last result of each check. Without a result, Dagster would show
+    the check as skipped.
     """
     selected = {key for key in context.selected_asset_check_keys if key.name == VERIFY_CHECK}
     if context.run.asset_selection:
@@ -148,7 +149,10 @@ def _verified(of: Replication, context: dg.OpExecutionContext, tables: "list[Tab
 
     conninfo = engines.source.started(of.settings)
     boundary = Boundary(
-        of.settings, conninfo, sync_to, lambda holders: context.log.info(f"waits for {'; '.join(map(str, holders))}")
+        of.settings,
+        conninfo,
+        sync_to,
+        lambda holders: context.log.info(f"PostgreSQL waits for {'; '.join(map(str, holders))}"),
     )
     boundary.prepare()
     # The sync that `prepare` ran may have given renamed tables their new names.

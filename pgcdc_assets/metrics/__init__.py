@@ -1,8 +1,9 @@
-"""The metrics of one source, for Prometheus. Reads source and lake, so that they are there when the sync is dead.
+"""The metrics of one source, for Prometheus. They are read from source and lake, not from the sync, so they are also
+available when no sync runs.
 
-readings --> families (and movement)      values, read in threads with a time limit      -> Prometheus' families
+readings -> movement -> families -> Prometheus
 
-readings    what a scrape reads: the source part, and the lake part
-movement    whether replication moves, and for how long something has waited
+readings    what a scrape reads from source and lake, in threads with a time limit
+movement    decides whether replication makes progress; computes the lag of each stage
 families    the metrics, with their names and texts
 """

@@ -1,5 +1,4 @@
-"""The metrics as Prometheus' families. ``FAMILIES`` has their names, types and texts; docs/reference/metrics.md shows
-them."""
+"""The metrics as Prometheus' metric families. docs/reference/metrics.md shows the content of ``FAMILIES``."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.slot.slot import SlotStatus
 
 TABLES: Final = 1000
-"""The most tables that get their own series. Tables that are not streaming come first, then the others by name."""
+"""The most tables that get their own series. If there are more tables, tables in a state other than streaming take
+precedence."""
 WAL_STATUS: Final = ("reserved", "extended", "unreserved", "lost")
 KINDS: Final = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
@@ -58,7 +58,7 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
         "max_slot_wal_keep_size of the source in bytes. Absent if it sets no limit.",
         (),
     ),
-    "pgcdc_slot_wal_status": ("gauge", "1 for the slot's present wal_status, 0 for the others.", ("status",)),
+    "pgcdc_slot_wal_status": ("gauge", "1 for the slot's current wal_status, 0 for the others.", ("status",)),
     "pgcdc_slot_decoded_bytes_total": ("counter", "Bytes that the source decoded for the slot.", ()),
     "pgcdc_slot_spilled_bytes_total": ("counter", "Decoded bytes that the source wrote to its disk.", ()),
     "pgcdc_slot_streamed_bytes_total": (
@@ -73,7 +73,7 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "pgcdc_mirror_bytes": ("gauge", "Size of a mirror's data files. A scrape updates at most two mirrors.", ("table",)),
     "pgcdc_turn_seconds": (
         "histogram",
-        "Duration of a stage in one round of a sync: transform, apply, publish.",
+        "Duration of one pass over new changes, by stage: transform, apply, publish.",
         ("stage",),
     ),
     "pgcdc_commit_to_durable_seconds": (
@@ -87,7 +87,7 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
         (),
     ),
     "pgcdc_tables": ("gauge", "Tables by state.", ("state",)),
-    "pgcdc_tables_unlisted": ("gauge", "Tables without separate series, because there are too many tables.", ()),
+    "pgcdc_tables_unlisted": ("gauge", "Tables without their own series, because there are more than 1,000.", ()),
     "pgcdc_apply_paused": ("gauge", "1 while apply is paused by `pgcdc pause apply`.", ()),
     "pgcdc_in_progress_transactions": ("gauge", "Transactions that are being received before their commit.", ()),
     "pgcdc_in_progress_bytes": ("gauge", "Bytes received of transactions that are not committed yet.", ()),
@@ -117,7 +117,8 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
         ("table",),
     ),
 }
-"""Every metric: its type, its text, and its labels besides ``source`` and ``slot``."""
+"""By the name of a metric: its type, its text, and its labels. All metrics also have the labels ``source`` and
+``slot``."""
 _KINDS_OF_FAMILY: Final[dict[str, type[Metric]]] = {
     "gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily,
 }  # fmt: skip
@@ -135,7 +136,7 @@ class Metrics(Collector):
     def __post_init__(self) -> None:
         self.readings = Readings(self.settings)
         self._one_at_a_time = Lock()
-        """Held while ``movement`` takes in a scrape: requests come in threads."""
+        """Held while ``movement`` receives the readings of a scrape, because each request has its own thread."""
 
     def collect(self) -> Iterator[Metric]:
         source, lake = self.readings.take(self.seconds)
@@ -179,7 +180,7 @@ class Metrics(Collector):
 
 
 class _Page:
-    """The families of one scrape. A family without a value is absent."""
+    """Collects the values of one scrape. A family without a value is left out."""
 
     def __init__(self, common: tuple[str, ...]) -> None:
         self._common = common
@@ -251,7 +252,7 @@ def _status(page: _Page, lake: LakeReading, at: datetime) -> None:
     page.add("pgcdc_prepared_oldest_seconds", max(0.0, (at - since).total_seconds()))
     for kind in OperationKind:
         outcome = found.last.get(kind, Outcome())
-        # The outcome of a run that follows for days has the time of its first success.
+        # The recorded outcome of a sync in follow mode can be a minute old. Its counts have the newest success.
         following = lake.counts.succeeded if lake.counts is not None and kind is OperationKind.SYNC else None
         succeeded = max((one for one in (outcome.succeeded, following) if one is not None), default=None)
         page.add("pgcdc_last_success_timestamp_seconds", succeeded, kind)
@@ -272,7 +273,7 @@ def _counts(page: _Page, lake: LakeReading) -> None:
     page.histogram("pgcdc_commit_to_durable_seconds", counts.durable)
     page.histogram("pgcdc_commit_to_readable_seconds", counts.readable)
     if lake.status.at_work is not None:
-        # A run that was killed has left the memory of its receiver in the file.
+        # Without a running sync, the value is the one that the last run left in the file.
         page.add("pgcdc_receiver_resident_bytes", counts.receiver_bytes)
 
 

@@ -1,6 +1,6 @@
-"""Whether replication moves, observed on the replication itself: the source's WAL against what was received, and the
-log against what readers can read. A connection that is open proves nothing, and a source without changes needs no
-movement."""
+"""Decides whether replication makes progress. Compares the source's WAL with what was received, and the change log with
+what readers can read. It does not check connections, because an open connection does not prove progress. A source
+without changes needs no progress."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.metrics.readings import LakeReading, SourceReading
 
 WITHIN_SECONDS: Final = 60.0
-"""Replication is not ready if nothing has moved for this long, although something waits. It is ten times the time from
-a commit to a readable row, and a quarter of the time after which most alarms wake somebody."""
+"""Replication is not ready if no position has moved for this long, although changes wait. This is at least ten times
+the usual time from a commit to a readable row, and shorter than the time after which most alarms are raised."""
 _MOST_SAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class StageLag:
-    """What a stage lacks of the source's WAL. ``seconds``: for how long the oldest missing transaction has waited."""
+    """How far a stage is behind the source. ``seconds``: how long the oldest transaction that the stage lacks has
+    waited."""
 
     bytes: int
     seconds: float
@@ -32,7 +33,7 @@ class StageLag:
 
 @dataclass(frozen=True)
 class Lags:
-    """The lag of each stage. A stage is None if it has no position, or if the source is away."""
+    """The lag of each stage. A lag is None if the stage has no position, or if the source cannot be reached."""
 
     receive: StageLag | None = None
     apply: StageLag | None = None
@@ -48,7 +49,8 @@ class _Moving:
     at: float | None = None
 
     def see(self, value: object, now: float, at: float | None = None) -> None:
-        """``at``: when the first value that is seen came, if this is known."""
+        """Receives the current value. ``at``: if this is the first value that is seen, the time since which it has been
+        the same, if known."""
         if value != self.value:
             self.at = now if self.value is not None else at
             self.value = value
@@ -64,13 +66,13 @@ class Movement:
         self._within = within
         self._clock = clock
         self._samples: deque[tuple[float, Lsn]] = deque()
-        """The source's positions that were not received yet, with the times at which they were seen."""
+        """The source's positions that are not received yet, with the times at which scrapes saw them."""
         self._level = False
-        """Whether all that an earlier scrape saw was received since."""
+        """Whether the lake has already reached a position of the source that a scrape saw."""
         self._receive, self._publish = _Moving(), _Moving()
 
     def see(self, source: SourceReading | None, lake: LakeReading | None, now: datetime) -> Lags:
-        """Take in the readings of one scrape, and return the lags."""
+        """Remember the readings of one scrape, and return the lags."""
         clock = self._clock()
         if lake is not None and lake.point is not None:
             self._publish.see(lake.point.replay_lsn, clock, clock - (now - lake.point.at).total_seconds())
@@ -94,7 +96,7 @@ class Movement:
     def reasons(
         self, source: SourceReading | None, lake: LakeReading | None, lags: Lags, now: datetime
     ) -> list[str]:  # fmt: skip
-        """Why replication does not move; empty if it moves, or if there is nothing to do."""
+        """Why replication makes no progress; empty if it makes progress or has nothing to do."""
         clock, within = self._clock(), self._within
         found = []
         if source is not None and source.slot is None:
@@ -116,15 +118,16 @@ class Movement:
     def _waited(
         self, source: SourceReading, lake: LakeReading | None, received: Lsn, clock: float, now: datetime
     ) -> float:
-        """For how long WAL has waited to be received: since the first scrape that saw it on the source. If no scrape
-        has seen the receiver level, and no receiver is connected, since the last sign of a run."""
+        """For how long WAL has waited to be received: since the first scrape that saw it on the source. If these
+        scrapes began only after the receiver had stopped, and no receiver is connected: since the last sign of a
+        run."""
         samples = self._samples
         samples.append((clock, source.flush_lsn))
         while samples and samples[0][1] <= received:
             samples.popleft()
             self._level = True
         if len(samples) > _MOST_SAMPLES:
-            # The first sample stays. The later samples matter less the longer the wait.
+            # Keep the first sample, because the wait is measured from it. The later samples are less important.
             del samples[-2]
         if not samples:
             return 0.0
@@ -136,20 +139,21 @@ class Movement:
 
 
 def received_lsn(source: SourceReading, lake: LakeReading | None) -> Lsn | None:
-    """Up to here everything was received: what the lake says, or, without the lake, what was confirmed to the slot."""
+    """The LSN up to which all of the source's WAL was received, as the lake or the slot's confirmed position shows."""
     confirmed = source.slot.confirmed_flush_lsn if source.slot is not None else None
     complete = lake.complete if lake is not None else None
     return max((lsn for lsn in (complete, confirmed) if lsn is not None), default=None)
 
 
 def _unpublished(lake: LakeReading, now: datetime) -> float:
-    """Seconds since the oldest transaction in the log committed that the followed tables lack."""
+    """Seconds since the commit of the oldest transaction in the log that the mirror of a streaming table lacks."""
     streaming = {table.name for table in lake.status.tables if table.state is TableState.STREAMING}
     return max((found.age(now) for name, found in lake.pending.items() if name in streaming), default=0.0)
 
 
 def _lag_of(name: TableName, source: SourceReading, lake: LakeReading, receive: StageLag, now: datetime) -> StageLag:
-    """A table lacks what was not received, and its transactions in the log."""
+    """The lag of a table's mirror. It lacks what was not received yet, and the table's unapplied transactions in the
+    log."""
     found = lake.pending.get(name)
     if found is None:
         return receive

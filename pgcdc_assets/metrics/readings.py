@@ -1,5 +1,5 @@
-"""What a scrape reads. Source and lake are read at the same time, each in its own thread. A part that does not answer
-is absent, and the other part is reported."""
+"""What a scrape reads. Source and lake (the two parts) are read at the same time, each in its own thread. If a part
+does not answer, its metrics are absent, and the other part is still reported."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from pgcdc_assets.source.slot.slot import SlotStatus, identity, slot_status
 WAIT_SECONDS: Final = 8.0
 """How long a scrape waits for a part. Prometheus gives up after ten seconds by default."""
 FRESH_SECONDS: Final = 3.0
-"""A reading of this age is used again, so that probes and scrapes together do not load the source."""
+"""A reading that is younger than this is used again, so that frequent probes and scrapes do not load the source."""
 STALE_SECONDS: Final = 60.0
-"""A part that takes longer than WAIT_SECONDS is shown as it was read last, up to this age."""
+"""If reading a part takes longer than WAIT_SECONDS, the last reading is shown, up to this age."""
 SIZED: Final = 2
-"""The most mirrors whose sizes one reading takes. In an object store, each takes several requests."""
+"""A reading determines the sizes of at most this many mirrors. In an object store, each size takes several requests."""
 _LIMIT = "SELECT nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1)"
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class SourceReading:
 
 @dataclass(frozen=True)
 class LakeReading:
-    """The lake at one moment, and what ``status`` says."""
+    """The lake at one moment, and what ``pgcdc status`` reports."""
 
     status: Status
     answers: bool
@@ -70,7 +70,8 @@ class LakeReading:
     log: Lsn | None = None
     """``transform_lsn``; None without a change log."""
     complete: Lsn | None = None
-    """The log contains every transaction up to here: ``transform_lsn``, or higher if later WAL has nothing for it."""
+    """The LSN up to which the log contains every transaction. It is ``transform_lsn``, or higher if the WAL above
+    ``transform_lsn`` contains no published change."""
     log_bytes: int | None = None
     point: Point | None = None
     pending: dict[TableName, Pending] = field(default_factory=dict)
@@ -79,13 +80,13 @@ class LakeReading:
     paused: bool = False
     """Whether the operator has paused apply."""
     alive: datetime | None = None
-    """The last sign of a run."""
+    """The last time at which a run wrote to the log, published a point, or recorded its counts."""
     mirror_bytes: dict[TableName, int] = field(default_factory=dict)
     """Size of the data files of the mirrors that were read."""
 
 
 def read_source(settings: Settings) -> SourceReading:
-    """Raises a PgcdcError if the source is away or is not the project's own."""
+    """Raises a PgcdcError if the source cannot be reached or is not the project's own."""
     with connect(reachable(settings), application_name=f"{APPLICATION}/metrics", **LIMITS) as conn:
         refuse_other_identity(settings, identity(conn, settings.slot))
         flushed, slot = flush_lsn(conn), slot_status(conn, settings.slot)
@@ -94,15 +95,16 @@ def read_source(settings: Settings) -> SourceReading:
 
 
 class LakeReader:
-    """Keeps what it has read of the change log, so that each file of the log is read at most once. Also keeps the sizes
-    of mirrors: a call reads a few mirrors whose version has changed, and begins with those that it read longest ago."""
+    """Reads the lake at each call. Remembers the change log, so that each file of the log is read at most once. Also
+    remembers the sizes of mirrors. A call reads the sizes of a few mirrors whose version has changed, beginning with
+    the mirrors that were read longest ago."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._log = ChangeLog(settings.layout)
         self._points = ConsistentPoints(settings.layout)
         self._sizes: dict[TableName, tuple[int, int]] = {}
-        """The version and the size of each mirror that was read. The mirror that was read last is the last."""
+        """The version and the size of each mirror that was read, in the order of reading."""
 
     def __call__(self) -> LakeReading:
         settings, layout = self._settings, self._settings.layout
@@ -152,7 +154,7 @@ class _Read(Generic[T]):
 
 
 class Part(Generic[T]):
-    """Reads in a thread of its own. A reading that hangs is not started a second time."""
+    """Source or lake, which is read in a separate thread. While a reading hangs, no other reading is started."""
 
     def __init__(self, name: str, read: Callable[[], T]) -> None:
         self.name = name
@@ -165,7 +167,7 @@ class Part(Generic[T]):
         """Why the last :meth:`value` was None."""
 
     def begin(self) -> None:
-        """Begin a reading, unless the newest is fresh or a reading is in progress."""
+        """Begin a reading, unless the newest reading is younger than FRESH_SECONDS or a reading is in progress."""
         with self._lock:
             newest = self._newest
             if self._ended is None and (newest is None or time.monotonic() - newest.began >= FRESH_SECONDS):
@@ -197,7 +199,7 @@ class Part(Generic[T]):
             why = str(error)
         except psycopg.Error as error:
             why = str(of_exception(error).typed(self.name))
-        except Exception as error:  # noqa: BLE001  (the other part, and later readings, go on)
+        except Exception as error:  # noqa: BLE001  (the other part and later readings must still work)
             # The text is left out, because it may quote values.
             why = f"cannot be read: {type(error).__name__}"
             _log.warning("%s %s", self.name, why)
@@ -207,14 +209,14 @@ class Part(Generic[T]):
 
 
 class Readings:
-    """Both parts."""
+    """The two parts, source and lake."""
 
     def __init__(self, settings: Settings) -> None:
         self.source = Part("source", lambda: read_source(settings))
         self.lake = Part("lake", LakeReader(settings))
 
     def take(self, seconds: float = WAIT_SECONDS) -> tuple[SourceReading | None, LakeReading | None]:
-        """Read both parts, for at most this long."""
+        """Read both parts, for at most this long. A part that cannot be read is None."""
         parts: tuple[Part[Any], ...] = (self.source, self.lake)
         for part in parts:
             part.begin()
