@@ -1,7 +1,8 @@
-"""Decodes row messages column by column: a whole Arrow array of I, U or D messages at once, without a Python loop over
-rows. Each row has its own cursor into the payload buffer. Each step reads the same item of all rows (a letter, a count,
-or one column) and moves every cursor. A property test ensures that this module accepts and rejects the same messages as
-:mod:`pgcdc_assets.protocol.decode`."""
+"""Decodes many insert, update or delete messages of one relation at once, without a Python loop over the messages.
+
+The input is an Arrow array with one message per row. Each message has its own cursor into the array's bytes. Each step
+reads the same item of all messages (a letter, a count, or the value of one column), and moves all cursors past it. A
+property test ensures that this module accepts and rejects the same messages as :mod:`pgcdc_assets.protocol.decode`."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class UndecodedValue(ProtocolError):
 
 @dataclass(frozen=True)
 class Images:
-    """Row images (tuples) of one kind, as columns."""
+    """The tuples of one kind (new, old or key tuples) from many messages, as columns."""
 
     image: Image
     """``N``: new tuples. ``O``: complete old tuples. ``K``: key columns of old tuples; the other columns were not
@@ -60,13 +61,14 @@ def images(
     encoding: Encoding = UTF8,
     shown: bool = False,
 ) -> list[Images]:
-    """Decode ``payload``: messages (binary or large_binary) of one kind, of one relation with this many columns.
+    """Decodes ``payload``, an array (binary or large_binary) of messages of one kind and one relation. ``columns``: how
+    many columns the relation has.
 
-    The payload is decoded in pieces of at most ``piece_bytes``. Returns one :class:`Images` per piece and kind of
-    image. An update with an old tuple has two images. With ``shown``, bytes that are not text in ``encoding`` are
-    replaced as in :meth:`Encoding.shown`. Raises ProtocolError for the first message that
-    :mod:`pgcdc_assets.protocol.decode` would reject, or whose number of columns is different. The error contains the
-    LSN if ``lsns`` (one per message) is given.
+    The payload is decoded in pieces of at most ``piece_bytes``. Returns one :class:`Images` for each piece and kind of
+    tuple. An update with an old tuple is in two of them. With ``shown``, bytes that are not text in ``encoding`` are
+    replaced as in :meth:`Encoding.shown`; otherwise they raise UndecodedValue. Raises ProtocolError for the first
+    message that :mod:`pgcdc_assets.protocol.decode` would reject, or that has a different number of columns. The error
+    names the message's LSN if ``lsns`` (one for each message) is given.
     """
     found: list[Images] = []
     first = 0
@@ -78,10 +80,10 @@ def images(
 
 
 def _pieces(payload: pa.Array | pa.ChunkedArray, most: int) -> Iterator[pa.Array]:
-    """Cuts the chunks into pieces of at most ``most`` bytes. A larger message is a piece of its own."""
+    """Cuts the chunks into pieces of at most ``most`` bytes. A message that is larger is alone in its piece."""
     for chunk in payload.chunks if isinstance(payload, pa.ChunkedArray) else [payload]:
         if chunk.null_count:
-            raise ProtocolError("a row of the log has no payload")
+            raise ProtocolError("a row of the change log has no payload")
         ends = _offsets(chunk)
         at = 0
         while at < len(chunk):
@@ -110,11 +112,11 @@ class _Walk:
             raise ProtocolError("a message of 2 GiB or more, which no server sends")
         self.kind, self.columns, self.first, self.lsns = kind, columns, first, lsns
         self.encoding, self.shown = encoding, shown
-        # Eight bytes of padding follow the end, so that eight bytes can be read at any cursor.
+        # Eight bytes of padding are added at the end, so that eight bytes can be read at any cursor.
         self.data = np.zeros(stop - start + 8, np.uint8)
         if stop > start:
             self.data[:-8] = np.frombuffer(payload.buffers()[2], np.uint8)[start:stop]
-        # A big-endian 8-byte word begins at every byte, so that letter and length of a value take a single read.
+        # A view with a big-endian 8-byte word at every byte, so that one read gets letter and length of a value.
         self.words = np.ndarray((len(self.data) - 7,), ">i8", self.data, strides=(1,))
         self.at: Ints = offsets[:-1] - start
         self.ends: Ints = offsets[1:] - start
@@ -125,7 +127,7 @@ class _Walk:
         self._require(head >> 56 == ord(self.kind), None, "with the payload of another kind")
         self._require(self.at < self.ends, None, "truncated")
         letters = self._read(None) >> 56
-        # This check is only for a delete. For an insert or update, _tuples checks the letter before the new tuple.
+        # Only a delete needs this check. For an insert or an update, _tuples checks the letter before the new tuple.
         known = (letters == ord("K")) | (letters == ord("O")) | (self.kind != "D")
         self._require(known, None, "with an unknown letter before its tuple")
         found: list[Images] = []
@@ -139,7 +141,7 @@ class _Walk:
         return found
 
     def _tuples(self, image: Image, rows: Ints | None) -> list[Images]:
-        """Decode the tuples that start at the cursors of ``rows`` (None: all rows)."""
+        """Decodes the tuples that start at the cursors of ``rows`` (None: all messages)."""
         if rows is not None and len(rows) == 0:
             return []
         head = self._read(rows)
@@ -156,8 +158,8 @@ class _Walk:
         return [Images(image, where + self.first, text, unchanged)]
 
     def _column(self, rows: Ints | None, column: int) -> tuple[pa.StringArray, Bools | None]:
-        """Read one value of each row, and move the cursors past it. Returns the texts, and which values are unchanged
-        TOAST."""
+        """Reads the value of one column in each message, and moves the cursors past it. Returns the texts, and which
+        values were not sent because they are unchanged TOAST."""
         at = self._cursor(rows)
         word = self._read(rows)
         letter = word >> 56
@@ -192,11 +194,13 @@ class _Walk:
         return self.at if rows is None else self.at[rows]
 
     def _read(self, rows: Ints | None) -> Ints:
-        """The eight bytes at each cursor as a big-endian number. Bytes past the row's end must not be used."""
+        """The eight bytes at each cursor, as a big-endian number. The caller must not use bytes past the message's
+        end."""
         return self.words[self._cursor(rows)].astype(np.int64)
 
     def _move(self, rows: Ints | None, to: Ints, what: str) -> None:
-        """Move the cursors. Raises ProtocolError if a cursor would leave its row, so that reads need no check."""
+        """Moves the cursors. Raises ProtocolError if a cursor would leave its message. So reads at a cursor need no
+        check."""
         self._require(to <= (self.ends if rows is None else self.ends[rows]), rows, what)
         if rows is None:
             self.at = to

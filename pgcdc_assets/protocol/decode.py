@@ -1,11 +1,12 @@
-"""The reference decoder, which decodes one message at a time. It is also used for all control messages.
+"""Decodes one message at a time. Used for all control messages, and by tests of :mod:`pgcdc_assets.protocol.columns`,
+which decodes many row messages at once.
 
-:mod:`pgcdc_assets.protocol.layouts` defines the layouts. Protocol version 1 sends each transaction in one piece after
-its commit (Begin to Commit). Later versions also send a transaction that is still in progress, in blocks from Stream
-Start to Stream Stop. Between two blocks, the server may send blocks of other transactions, transactions in one piece
-(Begin to Commit, Begin Prepare to Prepare), and single messages such as Stream Commit. Each message in a block also
-contains the xid of the subtransaction that made the change. But a transactional logical message contains the xid of the
-top transaction, even if a subtransaction wrote it.
+:mod:`pgcdc_assets.protocol.layouts` defines the layouts. Protocol version 1 sends each transaction completely after its
+commit (Begin to Commit). Later versions can also send a transaction in progress, in blocks from Stream Start to Stream
+Stop. Between two blocks, the server may send blocks of other transactions, complete transactions (Begin to Commit,
+Begin Prepare to Prepare), and single messages such as Stream Commit. Each message in a block also contains the xid of
+the subtransaction that made the change. A transactional logical message is an exception: it contains the xid of the top
+transaction, even if a subtransaction wrote it.
 """
 
 from __future__ import annotations
@@ -58,16 +59,16 @@ _TYPE_OF_COLUMN = Struct("!Ii")
 
 
 def decode(payload: bytes, lsn: Lsn = ZERO) -> Message:
-    """Decodes a message of protocol version 1. ``lsn`` is its position in the WAL, used only in errors. Raises
-    ProtocolError, with kind and LSN, if the message is truncated or malformed, has an unknown kind, or is followed by
-    other bytes."""
+    """Decodes a message of protocol version 1. ``lsn`` is the message's position in the WAL, used only in errors.
+    Raises ProtocolError, with kind and LSN, if the message is truncated or malformed, has an unknown kind, or is
+    followed by other bytes."""
     return MessageReader(payload, lsn).whole(_VERSION_1, "its kind is unknown to protocol version 1")
 
 
 def decode_any(payload: bytes, lsn: Lsn = ZERO, *, parallel: bool) -> AnyMessage:
-    """Like :func:`decode`, for a message of any protocol version. The message must be outside of all blocks.
-    ``parallel``: whether the stream has the option streaming = parallel, with which each Stream Abort has two more
-    fields."""
+    """Like :func:`decode`, for a message of any protocol version that was sent outside of blocks. (Messages in a block
+    have an additional xid.) ``parallel``: whether the stream has the option streaming = parallel, with which each
+    Stream Abort has two more fields."""
     readers = _ALL_PARALLEL if parallel else _ALL
     return MessageReader(payload, lsn).whole(readers, "its kind is unknown to the protocol")
 

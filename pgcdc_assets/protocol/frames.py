@@ -2,10 +2,10 @@
 updates. :mod:`pgcdc_assets.protocol.layouts` defines the layouts. Times are microseconds since 2000-01-01 UTC.
 
 Each frame is in a CopyData message: the byte ``d``, a big-endian length that includes its own four bytes, and the frame
-(PostgreSQL's "Message Formats"). A loop from message to message would need one Python step per message. So
-:func:`data_messages` first finds all places that look like the beginning of a message, in one step. Then it keeps the
-places that form a chain from the first byte, in which each message ends where the next message begins. Bytes of a value
-may look like the beginning of a message, but they are not in this chain.
+(PostgreSQL's "Message Formats"). A Python loop over the messages would be too slow. So :func:`data_messages` first
+finds, with numpy, all places that look like the beginning of a message. Of these it keeps the chain that starts at the
+first byte, and in which each message ends where the next message begins. Bytes of a value may look like the beginning
+of a message, but they are not in this chain.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ HEADER: Final = 5
 """Number of bytes of a CopyData message before its content: the kind and the length."""
 _DATA: Final = ord("d")
 _ALONE: Final = 1 << 20
-"""If the first message has at least this many bytes, only this message is returned."""
+"""If the first message has at least this many bytes, :func:`data_messages` returns only this message."""
 _PAIR: Final = _DATA
-"""The kind ``d`` followed by a zero byte, as a little-endian 16-bit number."""
+"""The byte ``d`` followed by a zero byte, as a little-endian 16-bit number."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class FrameBlock:
 
 class Keepalive(NamedTuple):
     wal_end: Lsn
-    """The server has sent everything that commits below this LSN."""
+    """The server has sent all transactions that commit below this LSN."""
     sent_at: int
     reply_requested: bool
 
@@ -88,8 +88,8 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
     more, returns only this message."""
     end = _end(octets, 0)
     if end is None:
-        # The first message is incomplete. Do not search the bytes: a large message arrives in thousands of pieces, and
-        # each piece would be searched again.
+        # The first message is incomplete. We do not search the bytes, because a large message arrives in thousands of
+        # parts, and all its bytes would be searched again after each part.
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     if end >= _ALONE:
         return np.array([0]), np.array([end])
@@ -97,8 +97,8 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
     ends = _ends(octets, places)
     known = (ends - places >= HEADER) & (ends <= len(octets))
     places, ends = places[known], ends[known]
-    # Indexes of the last candidate, and of candidates that do not end where the next candidate begins: either the next
-    # candidate is a false match inside the message, or a message too long to be a candidate follows.
+    # Indexes of the candidates that do not end where the next candidate begins, and of the last candidate. The next
+    # candidate is then a false match inside the message, or is preceded by a message too long to be a candidate.
     breaks = np.append(np.flatnonzero(ends[:-1] != places[1:]), len(places) - 1)
     starts: list[Ints] = []
     at = 0
@@ -121,7 +121,7 @@ def _look_alikes(octets: Octets) -> Ints:
     """Places where the byte ``d`` is followed by two zero bytes, as at the beginning of a message of less than 64 KiB.
     Nearly all messages are shorter, and few other bytes match."""
     last = len(octets) - HEADER
-    # Search for pairs of bytes, at even and at odd places, because the byte ``d`` alone occurs in every text.
+    # We search for pairs of bytes, at even and at odd places, because the byte ``d`` alone occurs in every text.
     even, odd = octets[: 2 * (last // 2 + 1)].view("<u2"), octets[1 : 1 + 2 * ((last + 1) // 2)].view("<u2")
     places = np.concatenate((2 * np.flatnonzero(even == _PAIR), 2 * np.flatnonzero(odd == _PAIR) + 1))
     places.sort(kind="stable")

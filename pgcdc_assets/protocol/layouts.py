@@ -47,7 +47,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 EPOCH: Final = 946_684_800_000_000
-"""2000-01-01 UTC, which is zero in PostgreSQL's times, in microseconds since 1970."""
+"""Microseconds from 1970-01-01 to 2000-01-01 UTC, where PostgreSQL's times begin."""
 
 
 class FrameKind(IntEnum):
@@ -57,8 +57,9 @@ class FrameKind(IntEnum):
     KEEPALIVE = ord("k")
     STATUS = ord("r")
     ROW = 8
-    """Not in the protocol: a row of pg_logical_slot_get_binary_changes in COPY's binary form, which is read as
-    XLogData. The byte is the length of the row's LSN."""
+    """Not in the protocol. It marks a row of pg_logical_slot_get_binary_changes in COPY's binary form, which pgcdc
+    reads as if it were XLogData (see ``source/stream/drain.py``). 8 is the length of the row's LSN, whose last byte is
+    where a frame has its kind."""
 
 
 class MessageKind(IntEnum):
@@ -95,9 +96,10 @@ TABLE_CHANGES: Final = (*ROWS, MessageKind.TRUNCATE)
 CHANGES: Final = (*TABLE_CHANGES, MessageKind.MESSAGE)
 """The messages that ``tx_ordinal`` counts."""
 CONTENT: Final = (*CHANGES, MessageKind.RELATION, MessageKind.TYPE, MessageKind.ORIGIN)
-"""The messages that can be between the beginning and the end of a transaction or of a block."""
+"""The messages that a transaction or a block can contain."""
 CARRY_XID: Final = (*CHANGES, MessageKind.RELATION, MessageKind.TYPE)
-"""The messages that contain an xid after their letter if they are in a block: all of CONTENT except Origin."""
+"""The messages that have an additional xid, after their letter, if they are in a block of a transaction in progress:
+all of CONTENT except Origin."""
 BRACKETS: Final = {
     MessageKind.BEGIN: MessageKind.COMMIT,
     MessageKind.BEGIN_PREPARE: MessageKind.PREPARE,
@@ -131,7 +133,7 @@ class Field(NamedTuple):
     """The format code for :mod:`struct`."""
     dtype: str
     """The numpy dtype. LSNs are signed here, because numpy would convert sums of signed and unsigned integers to
-    floats; no real LSN needs 64 bits."""
+    floats. No real LSN needs all 64 bits."""
 
 
 U8 = Field("B", "u1")
@@ -160,8 +162,8 @@ class WireLayout:
 
 
 XLOG_DATA: Final = WireLayout(start=LSN, wal_end=LSN, sent_at=TIME)
-"""The 25 bytes before the message. Never use ``start`` as the stream's position: it is 0/0 for R and Y, and first_lsn
-for B."""
+"""The 25 bytes before the message. ``start`` must not be used as the position of the stream, because it is 0/0 for
+Relation and Type, and the transaction's first LSN for Begin."""
 KEEPALIVE: Final = WireLayout(wal_end=LSN, sent_at=TIME, reply_requested=U8)
 STATUS: Final = WireLayout(write=LSN, flush=LSN, apply=LSN, now=TIME, reply_requested=U8)
 
@@ -169,16 +171,16 @@ BEGIN: Final = WireLayout(final_lsn=LSN, commit_ts=TIME, xid=U32)
 COMMIT: Final = WireLayout(flags=U8, commit_lsn=LSN, end_lsn=LSN, commit_ts=TIME)
 ORIGIN: Final = WireLayout(commit_lsn=LSN)
 CHANGE: Final = WireLayout(relation_id=U32)
-"""The layout of a relation, an insert, an update and a delete."""
+"""The first field of Relation, Insert, Update and Delete."""
 TRUNCATE: Final = WireLayout(count=U32, flags=U8)
 MESSAGE: Final = WireLayout(flags=U8, lsn=LSN)
 STREAM_ABORT: Final = WireLayout(xid=U32, subxid=U32)
 PARALLEL_STREAM_ABORT: Final = WireLayout(xid=U32, subxid=U32, abort_lsn=LSN, abort_ts=TIME)
-"""The layout of every Stream Abort if the connection has the option streaming = parallel."""
+"""The layout of every Stream Abort if the stream has the option streaming = parallel."""
 STREAM_START: Final = WireLayout(xid=U32, first=U8)
 STREAM_COMMIT: Final = WireLayout(xid=U32, flags=U8, commit_lsn=LSN, end_lsn=LSN, commit_ts=TIME)
 XID: Final = WireLayout(xid=U32)
-"""The first field of CARRY_XID messages in a block."""
+"""The additional field of CARRY_XID messages in a block."""
 BEGIN_PREPARE: Final = WireLayout(prepare_lsn=LSN, end_lsn=LSN, prepare_ts=TIME, xid=U32)
 PREPARE: Final = WireLayout(flags=U8, prepare_lsn=LSN, end_lsn=LSN, prepare_ts=TIME, xid=U32)
 """Also the layout of a stream prepare."""

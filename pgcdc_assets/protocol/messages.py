@@ -26,7 +26,8 @@ class Unchanged(Enum):
 UNCHANGED: Final = Unchanged.UNCHANGED
 
 Value = str | Unchanged | None
-"""The value of one column in a tuple: its text form, None for NULL, or UNCHANGED if it was not sent."""
+"""The value of one column in a tuple: its text form, None for NULL, or UNCHANGED if it is a TOAST value that was not
+sent."""
 TupleData = tuple[Value, ...]
 OldKind = Literal["K", "O"]
 """Kinds of old tuples. ``O`` contains all columns. ``K`` contains only the columns of the replica identity; PostgreSQL
@@ -60,7 +61,7 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
     key: bool
-    """Whether the column is part of the replica identity. With FULL, every column is."""
+    """Whether the column is part of the replica identity. With FULL, this is true for every column."""
     name: str
     type_oid: int
     typmod: int
@@ -133,18 +134,20 @@ class LogicalMessage:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """The rollback of a streamed transaction (``subxid`` equals ``xid``), or of one of its subtransactions. If a
-    subtransaction is rolled back, the server also sends a Stream Abort for each subtransaction that was released into
-    it. A Stream Abort of a transaction that was never sent must be ignored. PostgreSQL 18 sends such messages, also in
-    protocol version 1: one per subtransaction of a transaction that became larger than ``logical_decoding_work_mem``
-    and was rolled back before it was decoded."""
+    """The rollback of a transaction that was sent in progress (``subxid`` equals ``xid``), or of one of its
+    subtransactions. If a subtransaction is rolled back, the server also sends a Stream Abort for each subtransaction
+    inside it that was released.
+
+    A Stream Abort of a transaction that was never sent must be ignored. PostgreSQL 18 sends such messages even in
+    protocol version 1: if a transaction became larger than ``logical_decoding_work_mem`` and was rolled back before it
+    was decoded, it sends one for each subtransaction."""
 
     xid: int
     subxid: int
     abort_lsn: Lsn | None = None
     abort_ts: int | None = None
-    """``abort_lsn`` and ``abort_ts`` are sent only if the option streaming is parallel. If the transaction has an
-    origin, ``abort_ts`` is a time of the origin's clock."""
+    """``abort_lsn`` and ``abort_ts`` are sent only if the option streaming is parallel, and are None otherwise. If the
+    transaction has an origin, ``abort_ts`` is a time of the origin's clock."""
 
     @property
     def whole(self) -> bool:
@@ -174,7 +177,8 @@ class StreamStop:
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
-    """The commit of a streamed transaction. It excludes the rows of aborted subtransactions, which were also sent."""
+    """The commit of a transaction that was sent in progress. Rows of its aborted subtransactions were also sent, and
+    are not part of the commit."""
 
     xid: int
     flags: int
@@ -198,8 +202,8 @@ class BeginPrepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Sent instead of Commit if a transaction is sent at its PREPARE. The server does not send the transaction again
-    once ``end_lsn`` is confirmed."""
+    """Sent instead of Commit if a transaction is sent at its PREPARE. After ``end_lsn`` is confirmed, the server does
+    not send the transaction's content again."""
 
     flags: int
     prepare_lsn: Lsn
@@ -223,7 +227,7 @@ class StreamPrepare:
 
 @dataclass(frozen=True, slots=True)
 class CommitPrepared:
-    """COMMIT PREPARED. This commit, not the PREPARE, decides the transaction's position in commit order."""
+    """COMMIT PREPARED. The LSN of this commit, not of the PREPARE, decides the transaction's place in commit order."""
 
     flags: int
     commit_lsn: Lsn

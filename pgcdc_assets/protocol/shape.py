@@ -1,7 +1,8 @@
-"""The shape of a relation: its columns, their types and its key, as needed to decode its rows. A shape is made from a
-Relation message and from facts of the catalog, because the message lacks attribute numbers, keys, the base types of
-domains and the element types of arrays. The log stores these facts with the Relation messages, so a shape can be made
-from the log alone."""
+"""The shape of a relation: its columns, their types and its key, as needed to decode its rows.
+
+A shape is made from a Relation message and from facts of the catalog, because the message lacks attribute numbers, the
+mirror's key, the base types of domains and the element types of arrays. The receiver reads these facts when the message
+arrives, and the change log stores both. So a shape can be made without the source."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Relation, RelationColumn
 
 TEXT = PgType(oid=25, name="text")
-"""The type used for columns whose type is unknown. Their values stay the text that PostgreSQL sent."""
+"""The type used for columns whose type is unknown. Their values are stored as the text that PostgreSQL sent."""
 
 
 @dataclass(frozen=True)
 class RelationFacts:
-    """What the catalog showed when it was read, shortly after the Relation message arrived. ``table`` is None if the
-    relation was already dropped then."""
+    """What the catalog showed about a relation when it was read, shortly after the Relation message arrived. ``table``
+    is None if the relation was dropped before that."""
 
     table: Table | None
     types: dict[int, PgType] = field(default_factory=dict)
@@ -35,7 +36,8 @@ class RelationFacts:
     """The encoding of all texts in the stream: the server's own encoding if pgcdc can read it, otherwise UTF8."""
 
     def to_json(self) -> dict[str, Any]:
-        """The facts in the form that the log stores. OIDs are text in it, because they are keys of a JSON object."""
+        """The form in which the change log stores the facts. OIDs of types are text, because they are keys of a JSON
+        object."""
         return {
             "table": self.table.to_json() if self.table else None,
             "types": {str(oid): asdict(self.types[oid]) for oid in sorted(self.types)},
@@ -49,7 +51,7 @@ class RelationFacts:
         return cls(table, types, data.get("encoding", UTF8.name))
 
     def without_volatile(self) -> Self:
-        """The facts without the parts that do not affect decoding, such as relfilenodes and estimates."""
+        """The facts without the parts that do not affect decoding, such as relfilenodes and estimates of sizes."""
         return replace(self, table=self.table.without_volatile()) if self.table else self
 
 
@@ -65,13 +67,13 @@ class ShapeColumn:
 
 @dataclass(frozen=True)
 class Shape:
-    """One version of a relation, needed to decode the rows that were written under this version. The columns are in the
-    order of the tuples."""
+    """One version of a relation, with which rows are decoded that were written under this version. The columns are in
+    the order of the values in a tuple."""
 
     schema_id: int
     relation_id: int
     table: TableName
-    """The relation's name in the Relation message, that is, at that position of the stream."""
+    """The relation's name in the Relation message. It is the name that the relation had at this place in the stream."""
     columns: tuple[ShapeColumn, ...]
     replica_identity: ReplicaIdentity
     key: tuple[str, ...]
@@ -83,9 +85,9 @@ class Shape:
     """For a leaf partition: its root table when the catalog was read, which is after the message."""
     root_oid: int | None = None
     attnums: frozenset[int] = frozenset()
-    """attnums of all published columns that the relation had when the catalog was read."""
+    """attnums of the published columns that the relation had when the catalog was read."""
     live: frozenset[int] = frozenset()
-    """Like ``attnums``, but includes unpublished columns. Empty if these are not known."""
+    """attnums of all columns that the relation had when the catalog was read, published or not. Empty if not known."""
     key_attnums: tuple[int, ...] = ()
     """attnums of the mirror's key columns."""
     encoding: str = UTF8.name
@@ -145,8 +147,8 @@ def _columns(relation: Relation, facts: RelationFacts) -> tuple[ShapeColumn, ...
 
 
 def _column(column: RelationColumn, known: Column | None, types: dict[int, PgType]) -> ShapeColumn:
-    """Finds the column's attnum and type. If the catalog's column of this name has another type, it is a different
-    column, because the catalog is newer than the message."""
+    """Finds the column's attnum and type. The catalog is newer than the message. So if its column of this name has
+    another type, it is taken for a different column, and the attnum is not known."""
     if known is not None and known.type.oid == column.type_oid:
         return ShapeColumn(column.name, known.attnum, replace(known.type, typmod=column.typmod), column.key)
     type_ = types.get(column.type_oid)
@@ -156,6 +158,7 @@ def _column(column: RelationColumn, known: Column | None, types: dict[int, PgTyp
 def _key(relation: Relation, table: Table | None) -> tuple[str, ...]:
     if table is not None:
         return tuple(column.name for column in table.key_columns)
-    # The table is already dropped, so only its replica identity is known. FULL means that no key is known.
+    # The relation was dropped before the catalog was read, so the message's key flags are all that is known. With FULL
+    # they mark every column, and so do not show the key.
     keyed = relation.replica_identity in ("d", "i")
     return tuple(column.name for column in relation.columns if column.key) if keyed else ()

@@ -1,15 +1,18 @@
-"""The structure of a table, and what happens to the mirror when the structure changes. Uses no SQL, Spark or files.
+"""The structure of a table, and what happens to its mirror when the structure changes. Uses no SQL, Spark or files.
+
+For each mirror, a :class:`Table` is recorded: the table with the structure that the mirror has. The **catalog check**
+compares it with the table in the source's catalog. To **reshape** a mirror is to rewrite its own rows with the new
+structure, without a new copy.
 
     table recorded for a mirror, table in the catalog ─> differences ─> verdict ─> Reshape ─> successor
     Relation message of the log ─> rowshapes, alignment ─> how its rows are read, or why they cannot be read
     record ─> listing ─> the tables that a consistent point may list
 
 differences    compares the table recorded for a mirror with the table in the catalog
-verdict        decides what happens to the mirror: one function, whose header lists all cases
-successor      computes the structure that a mirror can get without a copy, or says why it needs a copy; which
-               changes of type keep the text of every value
-rowshapes      decides how the rows that belong to a Relation message are read
-alignment      finds the columns of a Relation message by their order
-record         all facts that the flow has about one table
+verdict        decides what happens to the mirror; the module's docstring lists all cases
+successor      computes the structure that a reshaped mirror gets, or says why the table must be copied again
+rowshapes      decides how the rows that follow a Relation message are read
+alignment      finds out which columns a Relation message lists, by their order
+record         all facts that the package flow has about one table
 listing        decides which tables a consistent point may list
 """

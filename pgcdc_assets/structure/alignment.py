@@ -1,10 +1,10 @@
-"""Finds out which columns a Relation message lists, if the table's structure has changed since its copy.
+"""Finds out which columns a Relation message lists, if the table's structure has changed since the table was copied.
 
-A Relation message gives the name and type of each column. The catalog that is read for the message may be newer, so
-names prove nothing: a column may have had any name for a time, also the name of a dropped column. But the message lists
-its columns by ascending attnum, and PostgreSQL assigns each attnum only once, in ascending order. So columns are found
-by their order and types. A message is read only if there is exactly one way to assign its columns. Two rules leave one
-way for most messages:
+A Relation message gives the name and type of each column, but not its attnum. The catalog is read after the message was
+written, so names prove nothing: a column may have had any name for a time, even the name of a dropped column. But the
+message lists its columns by ascending attnum, and PostgreSQL assigns each attnum only once, in ascending order. So the
+attnums are found by the order and the types of the columns. The message is used only if there is exactly one way to
+assign attnums to its columns. Two rules leave one way for most messages:
 
 - a column that the copy had, and that the catalog still had when it was read for the message, is in the message;
 - if the message has a column that was added later than a column that the catalog still had, the message has this
@@ -25,7 +25,8 @@ Alignment = tuple[int | None, ...]
 
 
 def aligned(table: Table, shape: Shape) -> Alignment | None:
-    """How to read a message of the table, or of a leaf with its attnums; None if there is not exactly one way."""
+    """The attnums of the columns of the message ``shape``; None if there is not exactly one way to assign them. For a
+    leaf, the shape must have the attnums of the root."""
     lineage = table.descent
     candidates = _candidates(table, lineage, shape)
     ways = _ways(shape.columns, candidates)
@@ -34,10 +35,11 @@ def aligned(table: Table, shape: Shape) -> Alignment | None:
 
 @dataclass
 class _Candidate:
-    """A column that the message may have. A candidate without ``types`` was never seen, and may have had any type."""
+    """A column that the message may have. If no catalog check has ever shown it, ``types`` is empty, and it may have
+    had any type."""
 
     attnum: int | None
-    """None for a dropped column, whose values are not used."""
+    """None for a column that was dropped: its values are read and ignored."""
     types: list[PgType] = field(default_factory=list)
     must: bool = False
     """Whether the message certainly has this column."""
@@ -45,7 +47,8 @@ class _Candidate:
     """Whether the message must have this column if it has any later column."""
 
     def fits(self, column: ShapeColumn) -> bool:
-        """Whether the column may have had this type. Its type may have changed without a rewrite of the table."""
+        """Whether the column may have had this type when the message was written. ALTER TABLE can change a type without
+        a rewrite of the table if all values keep their text."""
         told = column.type
         return not self.types or any(keeps_text(known, told) or keeps_text(told, known) for known in self.types)
 
@@ -66,7 +69,7 @@ def _candidates(table: Table, lineage: Lineage, shape: Shape) -> list[_Candidate
         one.must = attnum in shape.live and attnum <= lineage.copied
         one.before_others = attnum in shape.live
     found |= {attnum: _Candidate(None) for attnum in unseen}
-    # Columns that were added last, and dropped before the next catalog check, have left no trace.
+    # Columns that were added last, and dropped before the next catalog check, have left no trace in the catalog.
     last = [_Candidate(None) for _ in shape.columns]
     return [*(found[attnum] for attnum in sorted(found)), *last]
 
@@ -77,8 +80,9 @@ def _gone(table: Table, attnum: int) -> bool:
 
 
 def _ways(columns: Sequence[ShapeColumn], candidates: Sequence[_Candidate]) -> list[Alignment]:
-    """At most two ways to read the columns. Ways that differ only in dropped columns are the same way. The search
-    assigns each candidate in turn to the next column of the message, or leaves the candidate out."""
+    """The ways to assign attnums to the columns; at most two, because a second way already makes the message unusable.
+    Ways that differ only in dropped columns count as one. The search takes the candidates in turn. It assigns each
+    candidate to the next column of the message, or leaves the candidate out."""
     needed = max((place for place, one in enumerate(candidates) if one.must), default=-1)
     ways: list[list[Alignment]] = [[()], *([] for _ in columns)]
     ended: list[Alignment] = []

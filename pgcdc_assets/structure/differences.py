@@ -1,5 +1,5 @@
-"""Compares the table recorded for a mirror with the table in the catalog, by pure functions. The differences are
-changes that the stream does not show at an LSN: of the table, its columns, partitions and publications."""
+"""Compares the table recorded for a mirror with the table in the catalog, without I/O. It finds changes of the table,
+its columns, partitions and publications. The stream does not show at which LSN such a change was made."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class Difference(Enum):
     PARTITIONS = auto()
     """Partitions were added or removed."""
     PARTITIONS_UNTOLD = auto()
-    """Partitions were removed whose rows cannot be found in the mirror, or partitions were removed and added again."""
+    """Partitions were removed and the mirror cannot find their rows, or partitions were removed and added again."""
     REWRITTEN = auto()
     """ALTER TABLE rewrote the rows."""
     NEW_FILES = auto()
-    """The table has new files, and the stream may lack changes of the command that created these files."""
+    """The table has new files, and the stream may lack changes that were made by, or before, the command that made
+    them."""
     VALUES = auto()
     """Values in older rows now have a different text, for example after ALTER TYPE RENAME VALUE."""
     COLUMN_ADDED = auto()
@@ -35,7 +36,7 @@ class Difference(Enum):
     KEY = auto()
     """The key has changed, or updates and deletes are no longer in the stream."""
     KEY_SEEN = auto()
-    """Updates and deletes are in the stream now, but were not earlier."""
+    """Updates and deletes are in the stream now, but were not before. So the mirror lacks some of them."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def _publication(before: Table, now: Table) -> Iterator[Change]:
 
 
 def _kept_rows(table: Table, other: Table) -> set[Mark]:
-    """The catalog rows that publish ``table``, except rows that list leaves which ``other`` does not have."""
+    """The marks of the catalog rows that publish ``table``, except rows that list leaves which ``other`` does not
+    have. Added and removed leaves are compared in :func:`_partitions`."""
     kept = {leaf.oid for leaf in other.leaves}
     own = {mark for leaf in table.leaves if leaf.oid not in kept for mark in leaf.listed}
     return set(table.marks.publications) - own
@@ -76,8 +78,8 @@ def _kept_rows(table: Table, other: Table) -> set[Mark]:
 def _partitions(before: Table, now: Table) -> Iterator[Change]:
     """Yields the differences in partitions. ATTACH adds rows, DETACH removes rows, and the stream shows neither."""
     old, new = ({leaf.oid: leaf for leaf in table.leaves} for table in (before, now))
-    # The mirror finds the rows of a leaf by the name that the leaf had when it was added. Rows that are published via
-    # the root do not name their leaf.
+    # To delete the rows of a removed leaf, the mirror has the leaf's name in each row. Rows that are published via the
+    # root do not name their leaf.
     unknown = before.via_root or now.via_root
     outside = {one.oid: one.why for one in now.outside}
     for oid in sorted(old.keys() - new.keys()):
@@ -100,8 +102,8 @@ def _partitions(before: Table, now: Table) -> Iterator[Change]:
 def _storage(before: Table, now: Table) -> Iterator[Change]:
     """Yields a difference if the table has new files that ALTER TABLE may have made. TRUNCATE, VACUUM FULL and CLUSTER
     make new files too, but after these commands the stream is still complete. They keep the TOAST table, and mostly
-    leave pg_attribute unchanged (VACUUM FULL and CLUSTER write the values of ``attmissingval`` into the rows). If
-    nothing shows whether one of these commands or a rewrite made the files, new files alone are a difference."""
+    leave pg_attribute unchanged. (An exception: VACUUM FULL and CLUSTER move the values of ``attmissingval`` into the
+    rows.) If the catalog does not show which kind of command made the files, this alone is a difference."""
     if _maybe_rewritten(before, now) and rewritten(before.marks.columns, now.marks.columns):
         yield Change(Difference.REWRITTEN, "its rows were rewritten by ALTER TABLE")
     elif not list(_columns(before, now)):
@@ -141,7 +143,8 @@ def _labels(before: Table, now: Table) -> Iterator[Change]:
     for oid in sorted(old.keys() & new.keys()):
         was, is_ = old[oid], new[oid]
         if was.label != is_.label:
-            yield Change(Difference.VALUES, f"enum value {was.label!r} was renamed to {is_.label!r}, in older rows too")
+            what = f"enum value {was.label!r} was renamed to {is_.label!r}, which changes older rows too"
+            yield Change(Difference.VALUES, what)
         elif was.xmin != is_.xmin:
             what = f"enum value {was.label!r} temporarily had another name, which rows may contain"
             yield Change(Difference.VALUES, what)
@@ -151,7 +154,7 @@ def _composites(before: Table, now: Table) -> Iterator[Change]:
     old = {composite.oid: composite for composite in before.marks.composites}
     for composite in now.marks.composites:
         if composite.oid in old and old[composite.oid].attributes != composite.attributes:
-            what = f"the attributes of type {composite.name!r} changed, in older rows too"
+            what = f"the attributes of type {composite.name!r} changed, which changes older rows too"
             yield Change(Difference.VALUES, what)
 
 
@@ -175,7 +178,8 @@ def _added(before: Table, now: Table, column: Column) -> Change:
     if column.missing is not None or column.not_null or column.generated:
         return _changed_column(f'column "{column.name}" was added with a value in older rows')
     if _new_files(before, now):
-        # A volatile default rewrites the table. VACUUM FULL moves a default from the catalog into the rows.
+        # ADD COLUMN with a volatile default writes new files. VACUUM FULL also does, and moves the default of older
+        # rows (attmissingval) from the catalog into the rows.
         return _changed_column(f'column "{column.name}" was added, and older rows may have a value in it')
     return Change(Difference.COLUMN_ADDED, f'has a new column "{column.name}"')
 
@@ -195,10 +199,11 @@ def _key(before: Table, now: Table) -> Iterator[Change]:
 
 
 def key_changed(before: Table, now: Table) -> str | None:
-    """How the key has changed; None if the key is the same. A primary key that was dropped and created again has a new
-    constraint OID (REINDEX CONCURRENTLY keeps the OID). While the key did not exist, several rows may have had the same
-    key values. Under REPLICA IDENTITY FULL, such rows can be changed, and the stream does not say which row is
-    meant."""
+    """How the key has changed; None if the key is the same.
+
+    A primary key that was dropped and created again counts as changed, because several rows may have had the same key
+    values while it did not exist. With REPLICA IDENTITY FULL, PostgreSQL allows changes of such rows, and a mirror with
+    a key cannot apply them. The new key has a new constraint OID. REINDEX CONCURRENTLY keeps the OID."""
     if (before.updates_seen, before.key, before.multiset) != (now.updates_seen, now.key, now.multiset):
         return "its key changed"
     if before.key and before.marks.key_constraint != now.marks.key_constraint:

@@ -1,5 +1,5 @@
-"""Decides which tables a consistent point may list: a point may list a table only if, at the LSN of the point, the
-source certainly had a table of this name with the structure of the mirror."""
+"""Decides which tables a consistent point may list. A point may list a table only if it is certain that, at the LSN of
+the point, the source had a table of this name with the structure of the mirror."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def versions_at(records: Iterable[TableRecord], lsn: Lsn) -> dict[TableName, int
 
 
 def structures_from(records: Iterable[TableRecord]) -> Lsn:
-    """The lowest LSN at and above which the source certainly has the structures of all followed tables' mirrors."""
+    """The LSN at and above which the source certainly has, for all followed tables, the structure of the mirror."""
     lineages = (record.table.lineage for record in records if record.followed)
     return max((Lsn(lineage.since) for lineage in lineages if lineage is not None), default=ZERO)
 
 
 def late(records: Iterable[TableRecord], newest: Lsn) -> list[TableRecord]:
-    """The followed tables below the ``newest`` point, if at least one other table is not below this point. Such tables
-    were copied while changes of other tables were applied."""
+    """The followed tables that are below the ``newest`` point, because they were copied while the other tables went on.
+    Empty if all followed tables are below this point."""
     followed = [record for record in records if record.followed]
     below = [record for record in followed if record.replay_lsn < newest]
     return below if len(below) < len(followed) else []
 
 
 def left_out(records: Iterable[TableRecord], listed: Container[TableName], lsn: Lsn) -> set[TableName]:
-    """Tables that an earlier point at ``lsn`` has ``listed``, and that a new point at this LSN may not list, because
-    their structure or name has changed."""
+    """The tables that an existing point at ``lsn`` lists (``listed``), but that a new point at this LSN may not list,
+    because their structure or name has changed."""
     changed = (record for record in records if record.former is not None
                or (record.followed and not shown(record, lsn)))  # fmt: skip
     return {record.table.name for record in changed if record.table.name in listed}

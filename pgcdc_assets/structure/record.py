@@ -1,4 +1,4 @@
-"""All facts that the flow has about one table, in one immutable object that is replaced at each change.
+"""All facts that the package ``flow`` has about one table, in one immutable object that is replaced at each change.
 
 | field | stored | set by |
 |---|---|---|
@@ -6,7 +6,7 @@
 | ``state``, ``reason`` | with the state (``core/states.py``) | each change of the state |
 | ``replay_lsn``, ``version``, ``unchanged_from`` | in the mirror | the copy and each turn |
 | ``unread`` | no | the turn; the next catalog check clears it |
-| ``reshaping`` | no | the begin and the end of a change of structure or name |
+| ``reshaping`` | no | the start and the end of a change of the mirror's structure or folder |
 | ``refused``, ``since_columns``, ``columns``, ``reported`` | no | the catalog check |
 | ``former`` | no: found again at each start | the start of a run, if the table was renamed |
 | ``listed_from`` | no | the catalog check, the copy |
@@ -28,16 +28,16 @@ class Strange(Enum):
     """Why rows of the log cannot be applied to the mirror yet."""
 
     STRUCTURE = auto()
-    """The rows cannot be read with the structure of the mirror."""
+    """The structure of the mirror does not fit the rows."""
     PARTITION = auto()
     """The rows belong to a partition that is not among the leaves recorded for the mirror."""
     ATTACHED = auto()
-    """The stream sent the table's rows as rows of another table, of which the table was a partition for some time."""
+    """The table was a partition of another table for some time, and the stream sent its rows as rows of that table."""
 
 
 @dataclass(frozen=True)
 class UnreadRows:
-    """Rows of the log that are not applied until the next catalog check has decided what happens to the mirror."""
+    """Why rows of the log are not applied until the next catalog check, which decides what happens to the mirror."""
 
     how: Strange
     what: str
@@ -53,29 +53,33 @@ class TableRecord:
     version: int = -1
     """The mirror's version at ``replay_lsn``."""
     unchanged_from: Lsn | None = None
-    """The log has no change between this LSN and ``replay_lsn`` that the mirror records. None: the same as
-    ``replay_lsn``."""
+    """The mirror has not changed between this LSN and ``replay_lsn``, so its rows are also right at this LSN. None: the
+    same as ``replay_lsn``."""
     reason: str | None = None
-    """Why the table is set aside or waits, or that another writer changed rows of its mirror."""
+    """Why the table is not followed (set aside) or waits for a copy; or a note that another writer has changed rows of
+    its mirror."""
     refused: bool = False
-    """Whether the table is set aside because no mirror can contain it. A new copy would not help."""
+    """Whether the table is set aside because no mirror can contain it, so that a new copy would not help."""
     reshaping: bool = False
     """Whether the mirror's structure or folder is being changed. During this time nothing is applied or copied."""
     since_columns: tuple[Lsn, Marks] | None = None
-    """Set while the mirror lacks new columns that are NULL in all older rows: an LSN at which the source certainly had
-    these columns, and the :data:`Marks` of all columns at the catalog check that showed them."""
+    """Set if a catalog check has found new columns, NULL in all older rows, that the mirror does not have yet. The
+    value is an LSN at which the source certainly had these columns, and the :data:`Marks` of all columns at that
+    check."""
     columns: Marks | None = None
     """attnum and xmin of all columns at the last catalog check; None before the first check."""
     unread: UnreadRows | None = None
-    """Rows of the log because of which nothing is applied to the mirror until the next catalog check."""
+    """Set if the log has rows that cannot be applied. Until the next catalog check, no further change is applied to the
+    mirror."""
     reported: str = ""
     """What the last catalog check reported about the table; empty if it reported nothing."""
     former: TableName | None = None
-    """The old name of a renamed table. The mirror is still in the folder of this old name, and will be moved."""
+    """Set while the mirror of a renamed table is still in the folder of the table's old name, from which it will be
+    moved. The value is the old name."""
     listed_from: Lsn | None = ZERO
-    """From this LSN on, the source certainly has the table under its present name, and not as a partition. None until
-    the next catalog check sets the LSN. A point may not list a table at an LSN at which the table had another name,
-    even if its mirror has all rows."""
+    """From this LSN on, it is certain that the source has the table under its present name, and not as a partition.
+    None if this is not known until the next catalog check. Points below this LSN do not list the table, even if its
+    mirror has all rows, because the table may have had another name."""
 
     @property
     def followed(self) -> bool:
@@ -83,11 +87,13 @@ class TableRecord:
 
     @property
     def known_columns(self) -> Marks:
-        """attnum and xmin of all columns at the last catalog check, or else as stored with the state."""
+        """attnum and xmin of all columns at the last catalog check or, before the first check of this run, as stored
+        with the table's state."""
         return self.table.marks.columns if self.columns is None else self.columns
 
     @property
     def needs_catalog_check(self) -> bool:
-        """Whether a followed table needs a check before its changes are applied, or before a point lists it."""
+        """Whether the table is followed, and needs a catalog check before its changes are applied or a point lists
+        it."""
         lacks = self.since_columns is not None and self.replay_lsn >= self.since_columns[0] and not self.reshaping
         return self.followed and (lacks or self.unread is not None)

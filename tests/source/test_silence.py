@@ -114,7 +114,7 @@ def test_a_query_that_waits_for_a_lock_is_not_ended(database: Database) -> None:
         with soon(lambda: holder.execute("COMMIT"), 3):
             conn.execute("SELECT FROM public.t")
         assert told
-        assert set(told) == {f"a session that waits for a lock of pid {holder.info.backend_pid}"}
+        assert set(told) == {f"a session that waits for a lock held by pid {holder.info.backend_pid}"}
         conn.execute("SELECT pg_sleep(2.5)")
         assert "busy (Timeout)" in told[-1]
 

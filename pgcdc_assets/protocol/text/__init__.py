@@ -2,7 +2,7 @@
 
 strings -> types -> typed
 
-strings     makes columns of strings from slices of a buffer, in any encoding of a server; splits arrays into elements
+strings     makes a column of strings from slices of a buffer, in any server encoding; splits arrays into elements
 types       the Arrow type for each PostgreSQL type, and the casts from text
-typed       makes the columns of a mirror: typed values, texts that do not fit their type, hashes of rows
+typed       makes the columns of a mirror: typed values, the texts of values that do not fit, and hashes of rows
 """

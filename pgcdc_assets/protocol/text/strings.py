@@ -1,6 +1,7 @@
-"""Makes Arrow string columns from slices of a buffer, returns their bytes, and converts them from the server's encoding
-to UTF-8. In every encoding that a server may have, bytes below 0x80 are ASCII. So a column of only such bytes needs no
-conversion. Also splits PostgreSQL's text form of arrays into elements, for a whole column at once."""
+"""Makes Arrow string columns from slices of a buffer, and converts them from the server's encoding to UTF-8. In every
+encoding that a server may have, bytes below 0x80 are ASCII. So a column of only such bytes needs no conversion.
+
+Also splits PostgreSQL's text form of arrays into elements, for a whole column at once."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _MOST: Final = (1 << 31) - 1
 def gathered(data: Any, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:
     """Copies ``data[starts[i]:ends[i]]`` for every i to one binary array; NULL where ``valid`` is false. The slices
     must be in order and must not overlap. ``data`` (an Arrow buffer or numpy bytes) must be shorter than 2 GiB."""
-    # Build an array over the buffer without a copy: slice, gap, slice, gap ... Then take every second value.
+    # Build an array over the buffer without a copy, whose values are: slice, gap, slice, gap ... Then take every second
+    # value.
     count = len(starts)
     if count == 0:
         return pa.array([], pa.binary())
@@ -65,8 +67,8 @@ def decoded(values: pa.BinaryArray, encoding: Encoding, *, shown: bool = False) 
             return values.cast(pa.string())
         except pa.ArrowInvalid:
             pass
-    # Decode all values at once, separated by zero bytes. PostgreSQL's texts contain no zero byte, and a zero byte
-    # cannot complete a truncated character.
+    # Decode all values at once, joined by zero bytes. PostgreSQL's texts contain no zero byte, and a zero byte cannot
+    # complete a truncated character.
     count = len(values)
     one = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), values.fill_null(b""))
     joined: bytes = pc.binary_join(one, b"\0")[0].as_py()
@@ -87,8 +89,7 @@ def decoded(values: pa.BinaryArray, encoding: Encoding, *, shown: bool = False) 
 def reread(
     texts: pa.StringArray | pa.ChunkedArray, encoding: Encoding
 ) -> pa.StringArray | pa.ChunkedArray:  # fmt: skip
-    """Applies :meth:`Encoding.reread` to a column of names. Decodes each distinct name once, so it is fast if there are
-    few distinct names."""
+    """Applies :meth:`Encoding.reread` to a column of names. Decodes each distinct name only once."""
     if encoding.unicode or texts.null_count == len(texts):
         return texts
     names = whole(texts).dictionary_encode()
@@ -122,8 +123,8 @@ def not_plain(text: pa.StringArray) -> Bools:
 
 
 def elements(text: pa.StringArray, delimiter: str = ",") -> Elements:
-    """Splits arrays with one dimension into elements. NULL rows have no elements. Raises ProtocolError for any other
-    text, also for arrays that :func:`not_plain` marks."""
+    """Splits each array of the column into its elements. A NULL has no elements. The arrays must have one dimension:
+    raises ProtocolError for any other text, also for arrays that :func:`not_plain` marks."""
     octets, offsets = laid_out(text)
     present = np.asarray(text.is_valid())
     marks = _Marks.of(octets, offsets, ord(delimiter))
@@ -144,7 +145,7 @@ def elements(text: pa.StringArray, delimiter: str = ",") -> Elements:
 
 @dataclass(frozen=True)
 class _Marks:
-    """Positions in the column's bytes, ascending."""
+    """Where the column's bytes contain marks that are not part of an element: offsets, ascending."""
 
     quotes: Ints
     """Quotes that open or close an element."""
@@ -179,7 +180,8 @@ class _Marks:
         return octets[kept], starts - np.searchsorted(dropped, starts), ends - np.searchsorted(dropped, ends)
 
     def _check_quoted(self, octets: Octets, starts: Ints, ends: Ints) -> None:
-        """Check that each element has quotes at both ends or no quotes, and that escapes are only inside quotes."""
+        """Raises ProtocolError unless each element has quotes at both ends or no quotes, and all escapes are inside
+        quotes."""
         first = np.searchsorted(self.quotes, starts)
         count = np.searchsorted(self.quotes, ends) - first
         quoted = octets[starts] == _QUOTE
@@ -200,7 +202,8 @@ def _escapes(octets: Octets) -> Ints:
 
 
 def _nulls(octets: Octets, starts: Ints, ends: Ints) -> Bools:
-    """Marks the elements that are NULL, that is, the word NULL without quotes. With quotes it has six bytes."""
+    """Marks the elements that are NULL: the word NULL without quotes, so exactly four bytes. In quotes, it would be a
+    text of six bytes."""
     nulls: Bools = ends - starts == len(_NULL)
     where = np.flatnonzero(nulls)
     nulls[where] = (octets[starts[where, None] + np.arange(len(_NULL))] == _NULL).all(axis=1)

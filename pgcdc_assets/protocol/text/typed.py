@@ -22,7 +22,8 @@ RAW_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 _UNSIGNED = np.uint64
 _FACTOR: Final = 0x9E3779B97F4A7C15
-"""The fractional digits of the golden ratio. The number is odd, so it has an inverse modulo 2^64."""
+"""The fractional digits of the golden ratio, as in many hash functions. The number is odd, so it has an inverse modulo
+2^64."""
 _INVERSE: Final = pow(_FACTOR, -1, 1 << 64)
 
 
@@ -73,9 +74,9 @@ def _raw(misfits: Sequence[tuple[str, Ints, pa.Array]], rows: int) -> pa.Array:
 
 
 def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], rows: int) -> pa.Array:
-    """Returns an int64 hash for each row, computed from column names and non-NULL texts. The order of the columns does
-    not matter, and a new column that is NULL does not change the hash. Rows with equal hashes are still compared value
-    by value. Mirrors store these hashes, so this function must never change."""
+    """Returns an int64 hash for each row, computed from the texts of values that are not NULL, and the names of their
+    columns. The order of the columns does not matter, and a new column that is NULL does not change the hash. Rows with
+    equal hashes are still compared value by value. Mirrors store these hashes, so this function must never change."""
     total = np.zeros(rows, _UNSIGNED)
     for array, name in zip(text, names, strict=True):
         column = whole(array).cast(pa.string())
@@ -86,9 +87,9 @@ def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], r
 
 
 def _text_hash(text: pa.StringArray) -> Words:
-    """Computes for each value a polynomial in ``_FACTOR`` over its bytes, plus its length. The powers of ``_FACTOR``
-    increase over the whole buffer, so that one running sum is enough for all values. Each value's part of the sum is
-    then divided by the power at the value's start, so that the start does not change the result."""
+    """Computes for each value a polynomial in ``_FACTOR`` over its bytes, plus its length. One running sum over the
+    whole buffer, with increasing powers of ``_FACTOR``, contains the sums of all values. Each value's part of it is
+    divided by the power at the value's start, so that the result does not depend on where the value starts."""
     octets, offsets = laid_out(text)
     sums = np.zeros(len(octets) + 1, _UNSIGNED)
     np.cumsum((octets.astype(_UNSIGNED) + _UNSIGNED(1)) * _powers(_FACTOR, len(octets)), out=sums[1:])

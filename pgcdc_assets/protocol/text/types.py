@@ -1,8 +1,9 @@
 """The Arrow type for each PostgreSQL type, and casts from PostgreSQL's text form to these types. The text form is as
-written by sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1``. A value that does not fit the Arrow
-type (NaN in a decimal, infinity, BC and years past 9999 in dates, arrays of two dimensions) becomes NULL and is marked.
-It is never changed to another value. Whether a value fits depends only on the value itself. A text that PostgreSQL
-cannot have written raises ProtocolError."""
+written by sessions with ``DateStyle=ISO, bytea_output=hex, extra_float_digits=1``.
+
+A value that does not fit the Arrow type becomes NULL and is marked (:attr:`Cast.unfit`). Examples are NaN in a decimal,
+infinity, BC and years past 9999 in dates, and arrays of two dimensions. A value is never changed to another value, and
+whether it fits depends only on the value itself. A text that PostgreSQL cannot have written raises ProtocolError."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from pgcdc_assets.protocol.text.strings import elements, gathered, laid_out, not
 
 _BOOL, _BYTEA, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 1700, 1082, 1114, 1184
 _VECTORS: Final = (22, 30)
-"""int2vector and oidvector. They are arrays according to the catalog, but their text form is ``1 2 3``."""
+"""int2vector and oidvector. The catalog describes them as arrays, but their text form is ``1 2 3``, so they stay
+text."""
 _SCALARS: Final[dict[int, pa.DataType]] = {
     _BOOL: pa.bool_(),
     21: pa.int16(),
@@ -34,8 +36,8 @@ _SCALARS: Final[dict[int, pa.DataType]] = {
     _TIMESTAMP: pa.timestamp("us"),
     _TIMESTAMPTZ: pa.timestamp("us", "UTC"),
 }
-"""Arrow types by the OIDs of built-in types, which are the same on every server. Values of types that this module does
-not know stay text."""
+"""Arrow types by the OIDs of built-in types, which are the same on every server. Values of all types that are not
+listed here, and are not numeric or arrays, stay text."""
 
 MAX_PRECISION: Final = 38
 """The most digits that Delta's (and Arrow's 128-bit) decimals can have."""
@@ -46,11 +48,11 @@ _OUTSIDE: Final = {
     oid: rf"^(?:-?infinity|\d{{5,}}-{rest}(?: BC)?|\d{{4}}-{rest} BC)$"
     for oid, rest in ((_DATE, r"\d\d-\d\d"), (_TIMESTAMP, _CLOCK), (_TIMESTAMPTZ, _CLOCK + _ZONE))
 }
-"""Patterns of dates and timestamps outside years 0001 to 9999, which Arrow cannot parse."""
+"""Patterns of dates and timestamps outside the years 0001 to 9999. Arrow cannot parse such a text."""
 _NUMBER: Final = r"^(?:NaN|-?Infinity|-?(?:0|[1-9]\d*)(?:\.\d+)?)$"
 """The pattern of the text form of numeric, which never has an exponent or leading zeros."""
 _ZONE_SECONDS = r"(?P<sign>[+-])\d\d:\d\d:(?P<seconds>[0-5]\d)$"
-"""The pattern of UTC offsets with seconds, which occur in local mean times. Arrow cannot parse them."""
+"""The pattern of UTC offsets with seconds, which occur in local mean times. Arrow cannot parse such a text."""
 _SPAN: Final = {"day": (-719_162, 2_932_896), "us": (-62_135_596_800_000_000, 253_402_300_799_999_999)}
 """The first and the last day, and the first and the last microsecond, of the years 0001 to 9999, counted from 1970."""
 
@@ -63,7 +65,7 @@ class Cast:
 
 
 def arrow_type(of: PgType) -> pa.DataType:
-    """The Arrow type of a column in feeds and mirrors."""
+    """The Arrow type of a column of this PostgreSQL type, in change feeds and mirrors."""
     stored = _stored(of)
     if _is_array(stored):
         return pa.list_(pa.field("element", arrow_type(_element(stored))))
@@ -73,8 +75,8 @@ def arrow_type(of: PgType) -> pa.DataType:
 
 
 def may_not_fit(type_: pa.DataType) -> bool:
-    """Whether a column with this Arrow type may get values that do not fit it. The text of such a value is stored in
-    ``_pgcdc_raw``."""
+    """Whether PostgreSQL may send values that do not fit a column of this Arrow type. The text of such a value is
+    stored in ``_pgcdc_raw``."""
     kinds = pa.types
     return not (kinds.is_string(type_) or kinds.is_integer(type_) or kinds.is_floating(type_)
                 or kinds.is_boolean(type_) or kinds.is_binary(type_))  # fmt: skip
@@ -89,7 +91,8 @@ def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
     try:
         return _cast_of(stored)(column, stored)
     except (pa.ArrowInvalid, ProtocolError):
-        # Arrow's error would contain the value, and an error for an array's element would not name the array's type.
+        # Arrow's error is not raised, because it contains the value. The error about an element of an array is not
+        # raised either, because it does not name the array's type.
         raise ProtocolError("a value is not valid for its type", thing=f"type {of.name}") from None
 
 
@@ -105,8 +108,8 @@ def _is_array(of: PgType) -> bool:
 
 
 def _element(of: PgType) -> PgType:
-    """The array's element type, with the typmod of the array if it has one (``numeric(10,2)[]``). If the element type
-    is a domain, the array has no typmod, and the domain's own typmod is used."""
+    """The array's element type. An array such as ``numeric(10,2)[]`` has a typmod, which is the typmod of its elements.
+    An array of a domain has none, and the domain's own typmod is used."""
     assert of.element is not None
     return of.element if of.typmod == -1 else replace(of.element, typmod=of.typmod)
 
@@ -146,7 +149,7 @@ def _cast_bool(text: pa.StringArray, of: PgType) -> Cast:
 
 def _cast_integer(text: pa.StringArray, of: PgType) -> Cast:
     octets, _ = laid_out(text)
-    # Reject letters, because Arrow would read 0x10 as a number.
+    # Letters are rejected, because Arrow would read 0x10 as a number.
     _require(len(octets) == 0 or int(octets.max()) <= ord("9"))
     return Cast(text.cast(arrow_type(of)), None)
 
@@ -155,7 +158,8 @@ def _cast_float(text: pa.StringArray, of: PgType) -> Cast:
     values = text.cast(arrow_type(of))
     infinite = pc.is_inf(values).fill_null(False)
     if infinite.true_count:
-        # Arrow also converts a number outside of the type's range to infinity. PostgreSQL never writes such a number.
+        # Arrow also converts a number outside of the type's range to infinity. PostgreSQL never writes such a number,
+        # so only a text that says Infinity is accepted.
         _require(pc.all(pc.match_substring_regex(text.filter(infinite), "^-?Infinity$")).as_py())
     return Cast(values, None)
 
@@ -164,7 +168,7 @@ def _cast_numeric(text: pa.StringArray, of: PgType) -> Cast:
     target = _decimal(of.typmod)
     assert target is not None
     _, offsets = laid_out(text)
-    # Arrow 26 returns wrong values for numbers of 39 digits, so cast directly only if no number can be so long.
+    # Arrow 26 returns wrong values for numbers of 39 digits. So the texts are cast directly only if none is so long.
     if int(np.diff(offsets).max(initial=0)) + target.scale <= MAX_PRECISION:
         try:
             return Cast(text.cast(target), None)
@@ -204,8 +208,8 @@ def _cast_or_outside(text: pa.StringArray, of: PgType) -> tuple[pa.Array, Bools 
 
 
 def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
-    """Casts timestamptz values of which some have a UTC offset with seconds. Cuts off these seconds, casts, and then
-    subtracts the seconds."""
+    """Casts timestamptz texts, some of which have a UTC offset with seconds. Cuts off these seconds, casts the texts,
+    and corrects the result by the seconds."""
     odd = _matching(text, _ZONE_SECONDS)
     to_minutes = pc.replace_substring_regex(text, r"^(.*[+-]\d\d:\d\d):[0-5]\d$", r"\1")
     values = to_minutes.cast(_SCALARS[_TIMESTAMPTZ])
@@ -218,8 +222,8 @@ def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
 
 
 def _within_years(values: pa.Array, unfit: Bools | None, number: pa.DataType, unit: str) -> Cast:
-    """Marks values outside of the years 0001 to 9999 in UTC. Because of its UTC offset, a value can be outside even if
-    the year in its text is inside."""
+    """Makes values outside of the years 0001 to 9999 in UTC NULL, and marks them. Because of its UTC offset, a value
+    can be outside even if the year in its text is inside."""
     first, last = _SPAN[unit]
     numbers = values.view(number)
     seen = pc.min_max(numbers).as_py()
@@ -249,7 +253,8 @@ def _cast_array(text: pa.StringArray, of: PgType) -> Cast:
     found = elements(plain, of.delimiter)
     inner = cast(found.text, _element(of))
     if inner.unfit is not None and inner.unfit.any():
-        # If an element does not fit, the whole array does not fit. Make such arrays NULL, and cast the column again.
+        # If one element does not fit, the whole array does not fit. Such arrays become NULL, and the column is cast
+        # again.
         rows = np.searchsorted(found.offsets, np.flatnonzero(inner.unfit), side="right") - 1
         unfit[rows] = True
         return Cast(_cast_array(_without(text, unfit), of).values, unfit)

@@ -1,13 +1,14 @@
-"""Reads the source's catalog as plain facts. :mod:`pgcdc_assets.structure` compares these facts.
+"""Reads the source's system catalog into dataclasses. :mod:`pgcdc_assets.structure` compares two readings, and decides
+what a change of the catalog means for a mirror.
 
 pgtypes -> pgclass --+
                      +-> assembly -> tables
 published -----------+
 
-pgtypes     types down to their base types, and the types inside a type
-pgclass     relations with their columns, indexes and comments
-published   what publications publish, even if a table is locked
-mirrorkey   chooses a mirror's key (pure)
-assembly    builds core.catalog.Table from all these rows (pure)
-tables      reads the tables that the settings select; the snapshot of the catalog that a catalog check compares
+pgtypes     reads types, with their base types and all types inside them
+pgclass     reads relations with their columns, indexes and comments
+published   reads what publications publish, even if a table is locked
+mirrorkey   chooses a mirror's key (no I/O)
+assembly    builds core.catalog.Table from all these rows (no I/O)
+tables      reads the tables that the settings select, and a fingerprint by which a later check notices changes
 """

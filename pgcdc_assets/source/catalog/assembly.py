@@ -1,4 +1,8 @@
-"""Builds the mirrored tables from the catalog's relations, and from the parts of them that publications publish."""
+"""Builds a :class:`Table` for each mirror, from catalog rows that were already read. Does no I/O.
+
+The stream sends each row under the name of a relation, the row's **sender**: a plain table, a leaf partition, or a
+partitioned root that is published via its root.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +53,13 @@ class Assembly:
         return [made[name] for name in sorted(made)]
 
     def plain(self, relation: CatalogRelation) -> Table:
-        """Builds a table that is published under its own name. A partitioned table has the rows of its leaves."""
+        """Builds a table that is published under its own name. If it is partitioned, its leaves store its rows."""
         rows = [leaf for leaf in self._every_leaf(relation) if leaf.outside is None]
         senders = [relation.identity, *(leaf.identity for leaf in rows)]
         return self._table(relation, relation.oid, senders, rows)
 
     def root(self, relation: CatalogRelation, senders: Sequence[CatalogRelation]) -> Table:
-        """Builds a partitioned table whose leaves are published under their own names."""
+        """Builds a partitioned table whose leaves (``senders``) are published under their own names."""
         stored = [sender for sender in senders if sender.outside is None]
         first = (stored or senders)[0]
         identities = [sender.identity for sender in stored] or [relation.identity]
@@ -68,14 +72,15 @@ class Assembly:
         return [self.relations[oid] for oid in self.leaves.get(root.oid, ()) if oid in self.relations]
 
     def _ours(self, senders: Sequence[CatalogRelation]) -> bool:
-        """Whether a publication that setup created publishes one of the senders. A publication that somebody else
-        created may omit leaves on purpose."""
+        """Whether a publication that ``pgcdc setup`` created publishes one of the senders. Only such a publication
+        should contain all leaves. The owner of another publication may have omitted leaves on purpose."""
         if self.rows is None:
             return False
         return any(not self.rows.ours.isdisjoint(self.published[sender.oid].publications) for sender in senders)
 
     def leaf(self, relation: CatalogRelation) -> Table:
-        """Builds a leaf as a separate table. Its key has the columns of its root's key, found by name."""
+        """Builds a leaf as a separate table. Its key consists of the leaf's columns that have the names of the root's
+        key columns."""
         root = self.relations.get(relation.root or 0)
         own = self._table(relation, relation.oid, [relation.identity], ())
         if root is None:
@@ -184,6 +189,7 @@ class Assembly:
 
 
 def _with_defaults_of(leaves: Sequence[CatalogRelation], columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """Takes the columns' defaults from the leaves, where ADD COLUMN ... DEFAULT stores the value of older rows."""
+    """Takes the value that a column has in older rows from the leaves. For a partitioned table, ADD COLUMN ... DEFAULT
+    stores this value (attmissingval) only there."""
     noted = {column.name: column.missing for leaf in leaves for column in leaf.columns if column.missing is not None}
     return tuple(replace(column, missing=noted.get(column.name, column.missing)) for column in columns)

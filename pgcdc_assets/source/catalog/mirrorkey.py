@@ -1,8 +1,9 @@
-"""Chooses a mirror's key, by pure rules over the facts of indexes and replica identities.
+"""Chooses the columns that are the key of a mirror, from the table's indexes and replica identity. Does no I/O.
 
 The stream identifies an old row by the table's replica identity. So the primary key is the mirror's key only if the
 replica identity contains all columns of the primary key. Otherwise the identity index is the mirror's key. Deferrable
-keys are not used: with them, ``SET id = -id`` may swap the keys of two rows, which a net effect per key cannot express.
+keys are not used, because one UPDATE (``SET id = -id``) may then swap the keys of two rows. The mirror applies one net
+change for each key, and cannot express such a swap.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class RowIdentity:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Columns of a key tuple ``K``. Empty for FULL, which sends all columns, and if there is no usable identity."""
+        """Columns that a key tuple ``K`` contains. Empty with FULL, which sends the whole old row instead, and if there
+        is no usable identity."""
         return {"d": self.primary, "i": self.index}.get(self.replica_identity, ())
 
     @property
@@ -69,5 +71,5 @@ def mirror_key(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequ
 
 
 def followable(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequence[str]) -> bool:
-    """Whether updates and deletes can be mirrored, by a key or as a multiset of whole rows."""
+    """Whether updates and deletes can be mirrored: by a key or, with REPLICA IDENTITY FULL, by the whole old row."""
     return bool(mirror_key(own, senders, published)) or all(sender.replica_identity == "f" for sender in senders)

@@ -20,8 +20,8 @@ from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 
-# pg_relation_filenode() is not used: it returns the current file under any snapshot. An ALTER TABLE would then show new
-# files with the old columns, like a TRUNCATE.
+# We do not call pg_relation_filenode(), because it ignores the query's snapshot. It could return the file that an ALTER
+# TABLE has just made, together with the old columns. This would look like a TRUNCATE.
 _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
        c.relfilenode, c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,
@@ -60,7 +60,7 @@ WITH RECURSIVE tree (root, oid) AS (
 )
 SELECT tree.root, tree.oid FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid WHERE c.relkind <> 'p'
 """
-# This is a separate query, because only checks of the catalog need comments. The change log does not store comments.
+# A separate query, because only the catalog check needs comments. The change log does not store comments.
 _COMMENTS = """
 SELECT objoid, objsubid, description
 FROM pg_catalog.pg_description
@@ -76,7 +76,7 @@ Comments = tuple[tuple[int, str], ...]
 
 @dataclass(frozen=True)
 class CatalogRelation:
-    """A row of pg_class with its columns and identity, regardless of publications."""
+    """A row of pg_class with its columns and identity, whether the relation is published or not."""
 
     oid: int
     name: TableName
@@ -101,9 +101,9 @@ class CatalogRelation:
 
     @property
     def outside(self) -> Outside | None:
-        """Why logical decoding never sends the relation's rows; None if it sends these rows. Each table access method
-        writes its own WAL, and PostgreSQL decodes only the heap's WAL. Another access method is accepted only if it is
-        known to be decoded (:data:`DECODED`)."""
+        """Why logical decoding never sends the relation's rows; None if it sends them. Each table access method writes
+        its own kind of WAL, and PostgreSQL decodes only the heap's kind. So another access method is accepted only if
+        it is known to write the heap's kind (:data:`DECODED`)."""
         if self.kind == "f":
             return Outside(self.oid, self.name, "is a foreign table", "mirror its rows from the server that has them")
         if self.unlogged and not self.partitioned:
@@ -144,7 +144,7 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
     heads = list(conn.execute(_RELATIONS, [wanted]))
     attributes = list(conn.execute(_COLUMNS, [wanted]))
     if any(None in row[:4] for row in (*heads, *attributes)):
-        raise ValueError("an OID, a number, a name or a kind is NULL")
+        raise ValueError("an OID, an attribute number, a name or a kind is NULL")
     types = PgTypes.read(conn, {row[3] for row in attributes})
     columns: dict[int, list[Column]] = defaultdict(list)
     rows: dict[int, list[Sequence[int]]] = defaultdict(list)
@@ -183,10 +183,10 @@ def read_comments(conn: psycopg.Connection[Any], relations: Iterable[int]) -> di
 
 
 def without_rows(conn: psycopg.Connection[Any], relation: int) -> bool:
-    """Whether a relation has no page, so that no transaction has a row in it. False if it is locked or dropped. Waits
-    at most 100 ms for the lock, and holds no other lock at the same time."""
+    """Whether a relation's file is empty, so that not even an open transaction has a row in it. Returns False if the
+    relation was dropped, or stays locked for 100 ms. Holds no other lock during this wait."""
     if conn.info.transaction_status != TransactionStatus.IDLE:
-        raise ValueError("a lock would be held until the end of the transaction that is open")
+        raise ValueError("called inside an open transaction, which would hold the lock until its end")
     with suppress(psycopg.errors.LockNotAvailable), conn.transaction():
         conn.execute("SET LOCAL lock_timeout = '100ms'")
         row = conn.execute("SELECT pg_catalog.pg_relation_size(%s::oid)", [relation]).fetchone()

@@ -1,8 +1,8 @@
 """Reads types from pg_type, with all types inside them at any depth.
 
-The text of values of the inner types may change although no row is written: by ALTER TYPE ... RENAME VALUE, ADD
-ATTRIBUTE or DROP ATTRIBUTE (ALTER TABLE ... ADD COLUMN, if a table is used as a row type), or by the renaming of an
-object whose name the value prints.
+The inner types matter because the text of their values may change although no row is written. These commands change it:
+ALTER TYPE ... RENAME VALUE, ADD ATTRIBUTE and DROP ATTRIBUTE (ALTER TABLE ... ADD COLUMN if a table is used as a row
+type), and the renaming of an object whose name the value prints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ NAMING_TYPES = frozenset(
     {"aclitem", "regclass", "regcollation", "regconfig", "regdatabase", "regdictionary", "regnamespace", "regoper",
      "regoperator", "regproc", "regprocedure", "regrole", "regtype"}
 )  # fmt: skip
-"""Types whose value is an object's OID and whose text is its name. A rename changes the text, but no row or type."""
+"""Types whose value is an object's OID, and whose text is the object's name. Renaming the object changes the text, but
+writes no row and changes no type."""
 _INNER = """
 SELECT t.typbasetype AS oid
 UNION ALL SELECT t.typelem
@@ -28,8 +29,8 @@ UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngty
 UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
   WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 """
-# A true array type is the typarray of its element type. int2vector and oidvector are not true arrays: their text
-# differs.
+# A true array type is the typarray of its element type. int2vector and oidvector have an element type too, but do not
+# have the text form of arrays.
 _TYPES = f"""
 WITH RECURSIVE parts (oid) AS (
   SELECT unnest(%s::oid[])
@@ -79,7 +80,8 @@ class PgTypes:
         return oid in self.rows
 
     def get(self, oid: int, typmod: int = -1) -> PgType:
-        """Returns a column's type. A domain's typmod applies to its base type, an array's to its elements."""
+        """Returns the type with this OID, as used by a column with this typmod. The typmod of an array column applies
+        to the array's elements. A domain has its own typmod, which applies to its base type."""
         row = self.rows.get(oid)
         if row is None:  # the type was dropped; the codec reads its values as text
             return PgType(oid, f"oid {oid}", typmod)
@@ -111,7 +113,8 @@ class PgTypes:
         return tuple(Composite(row.oid, row.name, row.attributes or "") for row in rows)
 
     def naming(self, types: Iterable[int]) -> list[str]:
-        """Returns the names of the ``types`` whose values print as the name of an object."""
+        """Returns the names of those types, among ``types`` and the types inside them, whose values print as the name
+        of an object (:data:`NAMING_TYPES`)."""
         return [row.name for row in self._within(types) if row.name in NAMING_TYPES and row.family == "b"]
 
     def _within(self, types: Iterable[int]) -> list[_Row]:

@@ -1,10 +1,10 @@
 """Reads what publications publish, as the server's view pg_publication_tables shows it.
 
-That view waits for sessions that hold ACCESS EXCLUSIVE on a published table (TRUNCATE, ALTER TABLE, VACUUM FULL). The
-stream does not wait for such a lock, so our catalog query must not delay the stream. If a table is locked, the catalog
-tables are read instead, by the rules of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c). To print a row
-filter, PostgreSQL opens the filter's table. So if a table is locked, each row filter is read by its own query, which
-waits only for the filter's table.
+The view waits for sessions that hold ACCESS EXCLUSIVE on a published table (TRUNCATE, ALTER TABLE, VACUUM FULL).
+Logical decoding does not wait for such a lock, so our query must not delay it either. If a table is locked, we read the
+catalog tables instead, by the rules of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c). To print a row
+filter, PostgreSQL opens the filter's table. So we then read each row filter by its own query, which waits only for this
+table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ MARK: Final = "Made by pgcdc_assets for slot "
 """Beginning of the comment on each publication that setup made."""
 UNREAD: Final = "\0"
 """Stands for a row filter that could not be read."""
-# A table that is published with its schema, or with all tables, has neither a column list nor a filter.
+# Joins the row that lists relation c in publication p, with its column list and row filter. A table that is also
+# published with its schema, or by FOR ALL TABLES, has neither.
 _OWN_ROW: Final = """
 LEFT JOIN pg_catalog.pg_publication_rel own ON own.prpubid = p.oid AND own.prrelid = c.oid AND NOT p.puballtables
   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s
@@ -57,8 +58,8 @@ JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
 WHERE t.pubname = ANY(%(names)s){only} ORDER BY c.oid, p.pubname
 """
 _ONLY = " AND c.oid = ANY(%(oids)s)"
-# The view's own list of columns mixes the newest catalog with the query's snapshot. If a column was dropped and another
-# column was added after the snapshot, the dropped column would look unpublished.
+# We do not use the view's own list of columns, because it mixes the newest catalog with the query's snapshot. If a
+# column was dropped and another column was added after the snapshot, the dropped column would look unpublished.
 _LISTS = f"{_COLUMNS}, t.rowfilter"
 _NO_LISTS = "NULL::text[], NULL::text"
 
@@ -85,8 +86,10 @@ def read_published(
 ) -> dict[int, Published]:  # fmt: skip
     """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them. A root
     without leaves is returned as itself. ``oids`` restricts the result, which is much cheaper with hundreds of
-    published tables. If a row filter cannot be read because its table is locked, returns UNREAD as the filter if
-    ``unread`` is set, otherwise raises CopyBlocked."""
+    published tables.
+
+    A row filter cannot be read while its table is locked. With ``unread``, the filter is then UNREAD in the result.
+    Otherwise CopyBlocked is raised."""
     version = conn.info.server_version
     lists, own = (_LISTS, _OWN_ROW) if version >= LISTS_SINCE else (_NO_LISTS, "")
     query = _QUERY.format(lists=lists, own=own, only="" if oids is None else _ONLY)
@@ -194,14 +197,15 @@ FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid =
 WHERE r.prrelid = %s AND p.pubname = %s
 """
 _FILTER_TIMEOUT: Final = "SET LOCAL lock_timeout = '100ms'"
-"""Short, because we have already waited for the view, and other sessions queue behind us for the table."""
+"""Short, because we have already waited for the view, and other sessions wait in the lock queue behind us."""
 
 
 def read_beside_locks(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None
 ) -> list[tuple[Any, ...]]:
-    """Returns rows of pg_publication_tables: oid, publication, its four operations, via_root, columns, row filter.
-    columns is None before PostgreSQL 15 (all columns). The row filter is UNREAD if its table is locked."""
+    """Returns the content of pg_publication_tables, read from the catalog tables. The fields are: OID, publication,
+    the four operations, via_root, columns, row filter. The columns are None before PostgreSQL 15, which means all
+    columns. The row filter is UNREAD if its table is locked."""
     found = _read(conn, _SHOWN, publications, oids)
     return [(*row, _row_filter(conn, row[0], row[1]) if filtered else None) for *row, filtered in found]
 
@@ -217,7 +221,8 @@ def read_leafless(
 def _read(
     conn: psycopg.Connection[Any], shown: str, publications: Sequence[str], oids: Iterable[int] | None
 ) -> list[tuple[Any, ...]]:
-    """Returns the relations that the query ``shown`` selects. The last field says whether there is a row filter."""
+    """Returns a row for each publication of each relation that the query ``shown`` selects. The last field says whether
+    the publication has a row filter for the relation."""
     lists = conn.info.server_version >= LISTS_SINCE
     query = f"{_MEMBERSHIP}shown AS ({shown}){_ROWS}".format(
         members=_MEMBERS + (_SCHEMA_MEMBERS if lists else ""),
@@ -274,14 +279,16 @@ WHERE classid = 'pg_catalog.pg_class'::regclass AND objid = ANY(%s) AND objsubid
 
 
 def read_places(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, int]:
-    """Returns the xmin of each relation's pg_depend row for its schema. Only SET SCHEMA writes this row again. After
-    SET SCHEMA, a publication of the old schema no longer publishes the table, until the table is moved back."""
+    """Returns the xmin of each relation's pg_depend row for its schema. Only SET SCHEMA writes this row again, so a new
+    xmin shows that the table was moved. While a table is in another schema, a publication of its old schema does not
+    publish it."""
     return dict(conn.execute(_PLACES, [sorted(set(oids))]).fetchall())
 
 
 @dataclass(frozen=True)
 class PublicationRows:
-    """The catalog rows that publish tables. A table that was removed and added again has new rows."""
+    """The :class:`Mark` of each catalog row that publishes tables. If a table was removed from a publication and added
+    again, it has a new row, and so a new mark."""
 
     publications: Mapping[str, Mark]
     relations: Mapping[tuple[str, int], Mark]
@@ -302,11 +309,11 @@ class PublicationRows:
 
     @cached_property
     def listed(self) -> frozenset[int]:
-        """The relations that a publication lists individually."""
+        """OIDs of the relations that a publication lists by name (FOR TABLE)."""
         return frozenset(oid for _, oid in self.relations)
 
     def listing(self, publications: Iterable[str], oid: int) -> Marks:
-        """Returns the rows that list a relation individually."""
+        """Returns the rows by which these publications list the relation by name."""
         return tuple(sorted(self.relations[name, oid] for name in publications if (name, oid) in self.relations))
 
     def of(self, publications: Iterable[str], oids: Iterable[int], schemas: Iterable[str]) -> Marks:

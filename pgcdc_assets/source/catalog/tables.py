@@ -1,7 +1,7 @@
-"""Reads the mirrored tables from the source's catalog, all at one moment.
+"""Reads the mirrored tables from the source's catalog, all with one snapshot.
 
-Reading all facts of 1,000 tables takes a quarter of a second. Reading the fingerprint of their catalog rows takes a few
-milliseconds (:class:`CatalogSnapshot`), so the catalog is checked for each consistent point.
+Reading all facts of 1,000 tables takes a quarter of a second. Reading a fingerprint of their catalog rows takes a few
+milliseconds (:class:`CatalogSnapshot`), so pgcdc can afford to check the catalog for each consistent point.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from pgcdc_assets.source.connect.connection import encoding_of
 from pgcdc_assets.source.connect.failures import no_publication
 from pgcdc_assets.structure.differences import changes
 
-# The query follows each leaf's parents, because a partition that has partitions may also be detached and attached.
+# The query reads the pg_inherits rows of each leaf and of all its ancestors, because a partition that has partitions
+# itself may also be detached and attached again.
 _ATTACHED = """
 WITH RECURSIVE chain (leaf, parent, level, mark) AS (
   SELECT inhrelid, inhparent, 1, ARRAY[inhparent::int8, xmin::text::int8]
@@ -55,9 +56,9 @@ def read_tables(
 ) -> tuple[Table, ...]:  # fmt: skip
     """Returns the mirrored tables of these publications, sorted by name: roots with their leaves, and plain tables.
 
-    ``before`` are the tables as read earlier. The row filter of a locked table cannot be read. The filter is taken from
-    ``before`` if the catalog rows that publish the table are unchanged; otherwise CopyBlocked is raised. If ``blocked``
-    is given, the table is left out instead, and ``blocked`` gets the error under the table's name.
+    The row filter of a locked table cannot be read. Then the filter is taken from ``before``, the tables of an earlier
+    reading, if the catalog rows that publish the table have not changed since. Otherwise CopyBlocked is raised or, if
+    ``blocked`` is given, the error is stored there under the table's name, and the table is left out of the result.
     """
     with at_one_moment(conn):
         published = read_published(conn, publications, unread=True)
@@ -105,8 +106,8 @@ def _filtered(table: Table, before: Table | None) -> Table:
 
 @contextmanager
 def at_one_moment(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Gives all queries in the block one snapshot. With several snapshots, an ALTER PUBLICATION between two queries
-    could look as if a table had been removed and added again."""
+    """Gives all queries in the block the same snapshot. Otherwise an ALTER PUBLICATION between two queries could look
+    as if a table had been removed and added again."""
     if conn.info.transaction_status != TransactionStatus.IDLE:
         yield  # The caller has opened a transaction itself.
         return
@@ -159,9 +160,9 @@ def relation_facts(
 # The check of the catalog ----------------------------------------------------------------------
 
 _SUM = "count(*)::text || ':' || coalesce(sum(hashint8extended(xmin::text::int8, {})), 0)::text"
-# A change of a catalog row writes a new row with a new xmin, and a deletion removes a row, so every change gives
-# another sum. Enum values, partitions and publications are few. All rows of these catalogs are summed, so that new rows
-# are noticed too.
+# A change of a catalog row writes a row with a new xmin, and a deletion removes a row. So every change gives another
+# sum. There are few enum values, partitions and publications, so all rows of these catalogs are summed. This also
+# notices new rows.
 _SUMMED = {
     "pg_class": "oid::int8|oid = ANY(%(relations)s)",
     "pg_attribute": "attrelid::int8 * 65536 + attnum|attrelid = ANY(%(relations)s) AND attnum > 0",
@@ -211,13 +212,14 @@ class CatalogSnapshot:
             return cls(tables, relations, _fingerprint(conn, relations))
 
     def shows(self, table: Table) -> bool:
-        """Whether the given table, which may be older or newer than this snapshot, is the same in this snapshot. A
-        change that was undone is noticed too, because a mark that has changed never has its old value again."""
+        """Whether ``table``, which may have been read before or after this snapshot, is the same in this snapshot. A
+        change that was undone is noticed too, because a changed mark (:mod:`pgcdc_assets.core.marks`) never gets its
+        old value again."""
         seen = next((other for other in self.tables if other.name == table.name), None)
         return seen is not None and not changes(table, seen) and seen.comments == table.comments
 
     def is_current(self, conn: psycopg.Connection[Any]) -> bool:
-        """Whether nothing that this snapshot shows has changed since. A change that was undone is still a change."""
+        """Whether nothing that this snapshot shows has changed since. A change that was undone counts as a change."""
         return _fingerprint(conn, self.relations) == self.fingerprint
 
 
@@ -242,8 +244,8 @@ _NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^".\s][^".]*')
 @dataclass(frozen=True)
 class TablePatterns:
     """Patterns of the form ``schema.table`` with ``*`` and ``?``. A pattern that begins with ``-`` excludes tables. A
-    name without a schema is in the schema public. A table is selected if no exclusion matches it, and if an inclusion
-    matches it or there are no inclusions. Patterns are case-sensitive. A part in double quotes is taken literally."""
+    name without a schema is in the schema public. A table is selected if an inclusion matches it, or there are no
+    inclusions, and no exclusion matches it. Patterns are case-sensitive. A part in double quotes is taken literally."""
 
     included: tuple[re.Pattern[str], ...] = ()
     excluded: tuple[re.Pattern[str], ...] = ()

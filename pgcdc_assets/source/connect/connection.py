@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 RV = TypeVar("RV")
 
 APPLICATION = "pgcdc_assets"
-"""First part of every application_name. If synchronous_standby_names matched it, each COMMIT would wait for us."""
+"""First part of every application_name. synchronous_standby_names must not match it: each COMMIT on the source would
+then wait for pgcdc."""
 
 _SESSION = {
     # Every value has one text form, independent of the defaults of the server, the database and the role.
@@ -35,7 +36,8 @@ _SESSION = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "lc_monetary": "C",
-    # These decide how the server prints object names (regclass and similar types) and row filters, which COPY repeats.
+    # These decide how the server prints object names (regclass and similar types) and row filters. The text of a row
+    # filter is used again in COPY commands.
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     # The holder of a snapshot is idle in its transaction for as long as the copy takes.
@@ -61,17 +63,17 @@ _TRANSPORT = {
     "replication": "",
 }
 """Connection parameters by which a vanished peer is noticed within a minute. The values of the user's conninfo take
-precedence, except the encoding. For dead paths with live TCP connections see
-:mod:`pgcdc_assets.source.connect.silence`."""
+precedence, except for the encoding. TCP does not notice a pooler or tunnel that keeps the connection but forwards
+nothing; :mod:`pgcdc_assets.source.connect.silence` does."""
 _CANCEL_SECONDS = 1.0
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 
 
 class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A psycopg connection that raises SourceUnavailable if it is lost, or if the server is silent for too long. A
-    query may take any time while its session is active on the server. During such a wait, ``on_wait`` is called every
-    ten seconds."""
+    """A psycopg connection that raises SourceUnavailable if it is lost, or if the server sends nothing for a minute
+    although the query's session is not active. While the session is active, a query may take any time, and ``on_wait``
+    is called every ten seconds."""
 
     patience: ClassVar[Patience] = FOR_QUERIES
     endpoint: str = "source"
@@ -127,12 +129,13 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
         except psycopg.Error:
             raise
         except BaseException:
-            # The server was silent, or the wait was interrupted. No answer will be read, so the connection is closed.
+            # The server sent nothing for too long, or the wait was interrupted. Nobody will read the answer, so the
+            # connection is closed.
             self.abandon()
             raise
 
     def silence(self) -> Silence:
-        """Starts a new count of silence, for one answer on this connection."""
+        """Starts to count the seconds in which the server sends nothing, for one answer on this connection."""
         return Silence(self.patience, self.endpoint, self._at_work)
 
     def abandon(self) -> None:
@@ -174,7 +177,8 @@ def session_options(**more: str) -> str:
 
 
 def source_conninfo(conninfo: str, *, application_name: str, options: Mapping[str, str] | None = None) -> str:
-    """Returns ``conninfo`` with our session settings after the user's options. May raise SettingsError."""
+    """Returns ``conninfo`` with our session settings added after the user's ``options``, so that ours take precedence.
+    Raises SettingsError if the conninfo cannot be parsed."""
     given = parsed(conninfo)
     ours = session_options(**(options or {}))
     own = str(given.get("options") or "")
@@ -188,8 +192,8 @@ def connect(
     conninfo: str, *, application_name: str = APPLICATION, row_security: bool = True,
     options: Mapping[str, str] | None = None, **kwargs: Any,
 ) -> SourceConnection:  # fmt: skip
-    """Opens an autocommit connection with the session settings above. ``row_security=False`` is for copies: a policy
-    that would hide rows then raises an error. Raises SourceUnavailable, or SourceNotReady if the server refuses the
+    """Opens an autocommit connection with the session settings above. Copies set ``row_security=False``: then a policy
+    that would hide rows raises an error. Raises SourceUnavailable, or SourceNotReady if the server refuses the
     connection."""
     extra = dict(options or {})
     if not row_security:
@@ -218,8 +222,8 @@ def _opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
 
 
 def _session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
-    """Returns a statement with all session settings, because a pooler may drop the start-up options. Its first column
-    is the session's pid, because a pooler does not report the right pid."""
+    """Returns a statement that makes all session settings again, because a pooler may drop the start-up options. Its
+    first column is the session's pid, because the pid that libpq gets from a pooler is wrong."""
     late = {"client_encoding": conn.encoding.name}
     # Servers before 17 have no transaction_timeout, and would refuse a connection that names it at start-up.
     if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:

@@ -29,7 +29,8 @@ from pgcdc_assets.errors import (
 
 COPY_ANEW = "run `pgcdc teardown`, then `pgcdc setup` and `pgcdc sync`, which copies all tables again"
 NEW_LAKE = "run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`"
-"""The advice if the lake has changes that this source never had. The lake's LSNs are then too high for a new copy."""
+"""The advice if the lake has changes that this source never had. A new copy is not enough, because the lake's LSNs are
+higher than the source's."""
 
 _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "55006": (SlotActive, "wait until the process that uses the slot ends, or end that process"),
@@ -65,8 +66,8 @@ _AT_CONNECT = (
     (re.compile(r"too many connections for|too many clients already|remaining connection slots"), "53300"),
     (re.compile(r"database system is (?:starting up|shutting down|in recovery mode|not .*accepting conn)"), "57P03"),
 )
-"""Texts of refused connections, for which libpq returns no SQLSTATE. An error whose text is in another language is
-treated as retryable."""
+"""libpq's texts for refused connections, and the SQLSTATE that each stands for, because libpq itself returns none. A
+text in another language matches nothing, and becomes a SourceUnavailable, which is retried."""
 
 _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
     (
@@ -85,15 +86,15 @@ _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
         "set host and port of `source` to those of PostgreSQL: a pooler or proxy accepts no replication connections",
     ),
 )
-"""Texts of a source that gives us no walsender, with error class and advice. A pooler refuses the parameter
-``replication``, or drops it, so that an ordinary session gets our first replication command. A lack of walsenders is
-retryable, because the walsender of a killed run may exist for some time."""
+"""Texts of errors if the source gives us no replication connection, each with error class and advice. A pooler refuses
+the parameter ``replication``, or drops it; our first replication command then reaches an ordinary session. A lack of
+free walsenders is retryable, because the walsender of a killed run may exist for some time."""
 
 _NO_CONNINFO = re.compile(
     r"^(?:connection (?:failed|is bad): )*(?:invalid (?:port number|integer value|\S+ value)|definition of service)"
     r"|Servname not supported"
 )
-"""Texts of libpq about a conninfo field that it cannot use. libpq then does not try to connect."""
+"""libpq's texts for a conninfo field that it cannot use, so that it does not even try to connect."""
 
 _LOST = re.compile(
     r"can no longer (?:get changes|access)|cannot read from logical replication slot|has been invalidated"
@@ -103,7 +104,8 @@ _NO_PUBLICATION = re.compile(r'publication "(.*)" does not exist')
 
 
 def no_publication(name: str) -> EmptyPublication:
-    """Returns the error for a publication that was missing for some time: WAL from that time cannot be decoded."""
+    """Returns the error for a publication that did not exist when some WAL was written. The slot cannot decode this WAL
+    with the publication, even if the publication exists again."""
     return EmptyPublication("did not exist for some time since the slot was created: changes of that time are lost",
                             thing=f"publication {name}", do=COPY_ANEW)  # fmt: skip
 
@@ -115,7 +117,7 @@ class ServerError:
     state: str | None
     message: str
     do: str | None = None
-    """The advice if the source cannot be reached."""
+    """The advice of the SourceUnavailable error that this becomes if no rule matches it better."""
 
     def typed(self, thing: str = "source") -> PgcdcError:
         slot = _SLOT_NAME.search(self.message)
@@ -142,7 +144,8 @@ class ServerError:
         return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)
 
     def of_table(self, table: object) -> PgcdcError:
-        """Returns :meth:`typed` for a statement on one table. A missing right then concerns only this table."""
+        """Returns :meth:`typed` for a statement on one table. A missing right then becomes RightLacking, which affects
+        only this table."""
         typed = self.typed(f"table {table}")
         return RightLacking(typed.what, thing=typed.thing, do=typed.do) if self.state == "42501" else typed
 

@@ -1,4 +1,4 @@
-"""Decides the options of pgoutput by the server's version. All versions below were tried.
+"""Chooses the options of pgoutput by the server's version. All versions in the table were tried.
 
 An option that the server's version does not have is an error at START_REPLICATION.
 
@@ -58,7 +58,8 @@ class PluginOptions:
     messages: bool = True
     """Whether the stream contains logical messages (``pg_logical_emit_message``)."""
     filters_origins: bool = False
-    """Whether the receiver, and not the server, leaves out transactions that reached the source by replication."""
+    """Whether the receiver must leave out transactions that reached the source by replication, because the server does
+    not."""
 
     @classmethod
     def of(
@@ -74,12 +75,13 @@ class PluginOptions:
                 do="set `two_phase` to false, or use PostgreSQL 15 or newer",
             )  # fmt: skip
         mode = Streaming.OFF
-        # The server filters each record of a prepared transaction by the origin of the session that wrote it. So it
-        # could send the content of a transaction without its end, or the end without the content.
+        # With two_phase, the receiver filters by origin, not the server. The server filters each record of a prepared
+        # transaction by the origin of the session that wrote the record. So it could send the content of a transaction
+        # without its end, or the end without the content.
         told = origins if version >= _ORIGIN_SINCE and not two_phase else Origins.ANY
-        # While a transaction is in progress, the stream names the origin of its first change. After the commit, the
-        # stream names the origin of the commit, which is the right origin. So if the receiver filters by origin,
-        # transactions are sent only after their commit.
+        # A transaction sent in progress names the origin of its first change. A transaction sent after its commit names
+        # the origin of the commit, which is the one to filter by. So if the receiver filters by origin, it asks for
+        # transactions only after their commit.
         if streaming and told == origins:
             mode = Streaming.PARALLEL if newest >= _PARALLEL else Streaming.ON
         proto_version = newest if mode != Streaming.OFF or two_phase else 1
@@ -113,4 +115,4 @@ class PluginOptions:
 
 
 FIRST_VERSION: Final = PluginOptions()
-"""The options with which each transaction is sent completely after its commit. Every server supports them."""
+"""Protocol version 1: each transaction is sent completely after its commit. Every server supports these options."""

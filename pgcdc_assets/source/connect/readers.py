@@ -1,8 +1,8 @@
-"""Reads CopyData frames from a connection: by libpq over any transport, or from the socket itself.
+"""Reads CopyData frames from a connection: by libpq over any transport, or directly from the socket.
 
 libpq returns one message per call. Each message costs a copy, an allocation and a return into the interpreter, so
 300,000 messages a second use a whole core. On a plain connection (no TLS, no GSSAPI encryption) we read the socket
-ourselves, from the command that starts the stream. One ``recv`` then returns thousands of messages.
+ourselves, beginning with the answer to START_REPLICATION. One ``recv`` then returns thousands of messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FRAMES = 8192
 
 
 class FrameSource(ABC):
-    """Frames as they arrive. No method waits."""
+    """Collects frames as they arrive. No method waits for the server."""
 
     @property
     @abstractmethod
@@ -38,8 +38,8 @@ class FrameSource(ABC):
 
     @abstractmethod
     def take(self) -> FrameBlock:
-        """Returns the complete frames that were read. If no frame is left and the stream has ended, raises the error
-        that ended the stream."""
+        """Returns the complete frames that :meth:`pull` has read. If no frame is left and the stream has ended, raises
+        the error that ended the stream."""
 
 
 class FrameReader(FrameSource):
@@ -51,7 +51,8 @@ class FrameReader(FrameSource):
 
     @abstractmethod
     def finish(self) -> bool:
-        """Ends our side of the stream, at the first call. Returns whether the server has ended its side too."""
+        """Tells the server, at the first call, that we end the stream. Returns whether the server has ended it too.
+        Remaining frames are dropped."""
 
     @abstractmethod
     def close(self) -> None:
@@ -149,7 +150,8 @@ _ASIDE = frozenset([b"N", b"S", b"A"])
 
 
 class SocketReader(FrameReader):
-    """Reads the socket of a plain connection. libpq must be idle, and must not use the connection during the stream."""
+    """Reads the socket of a plain connection. libpq must be idle when this reader is made, and must not use the
+    connection during the stream."""
 
     held = 0
 
@@ -163,8 +165,8 @@ class SocketReader(FrameReader):
         self._closed = self._finished = False
 
     def command(self, text: str) -> None:
-        """Sends START_REPLICATION (see :meth:`begun`) or COPY TO STDOUT. Before another COPY, the answer to the
-        previous COPY must have been read to its end."""
+        """Sends START_REPLICATION (call :meth:`begun` until it returns True) or COPY TO STDOUT. Before a further COPY,
+        the answer to the previous COPY must have been read to its end."""
         self._write(b"Q", self._encoding.encode(text) + b"\0")
 
     def begun(self) -> bool:
@@ -174,7 +176,7 @@ class SocketReader(FrameReader):
             # This ReadyForQuery message ends an earlier command, which was refused.
             continue
         if kind not in (b"W", None):
-            raise ProtocolError(f"message {kind!r} arrived instead of the start of a stream", thing=self._endpoint)
+            raise ProtocolError(f"did not start the stream, but sent message {kind!r}", thing=self._endpoint)
         return kind == b"W"
 
     def pull(self) -> bool:
@@ -210,8 +212,7 @@ class SocketReader(FrameReader):
 
     def other(self) -> bytes | None:
         """Reads the next message and returns its kind; None if the message is data or has not arrived. ``Z`` ends the
-        answer to a command. Raises the server's error as a typed exception; the server sends ``Z`` after its error
-        too."""
+        answer to a command. If the message is an error of the server, raises it; ``Z`` follows also after an error."""
         kind = self._next()
         if kind is None and self._closed and not self._whole():
             raise self._gone()
@@ -252,7 +253,7 @@ class SocketReader(FrameReader):
         while self.held >= HEADER:
             kind, end = bytes(self._buffer[:1]), self._end()
             if kind not in _KINDS or end < HEADER:
-                raise ProtocolError(f"no message of the server begins with {kind!r}", thing=self._endpoint)
+                raise ProtocolError(f"sent a message that is not valid: it begins with {kind!r}", thing=self._endpoint)
             if end > self.held or (kind == b"d" and not data):
                 return None
             body = bytes(self._buffer[HEADER:end])

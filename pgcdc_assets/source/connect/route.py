@@ -1,8 +1,8 @@
-"""Sends the driver's connection parameters to the executors of a cluster.
+"""Gives the tasks on a Spark cluster the connection parameters of the driver.
 
 The environment (``PGPASSWORD``, ``PGHOST``, ...), the service file, the passfile and the TLS files exist only where the
-driver runs. So the parameters of the driver's connection are sent to the tasks within their specs, which Spark neither
-shows nor logs. They are never sent as a Spark setting, an environment variable or an argument.
+driver runs. So the driver puts the parameters of its own connection into the specs of its tasks, which Spark neither
+shows nor logs. The parameters are never sent as a Spark setting, an environment variable or an argument.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _FILES: Final = {
 _NOT_A_FILE: Final = ("system", "pkcs11:")
 """Prefixes of option values that do not name a file."""
 _OURS: Final = {"options", "application_name", "client_encoding", "replication", "service", "servicefile", "passfile"}
-"""Options that each of our connections sets itself, and options that libpq has already resolved."""
+"""Options that are not sent: each of our connections sets them itself, or libpq has already resolved them (service,
+passfile)."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class SourceRoute:
 
     @classmethod
     def of(cls, conn: SourceConnection, conninfo: str) -> SourceRoute:
-        """Returns the route to the server of ``conn``, which is one of the servers that ``conninfo`` may name."""
+        """Returns the route to the server that ``conn`` is connected to. ``conninfo`` may list several servers."""
         info = {one.keyword.decode(): (one.val, one.compiled) for one in conn.pgconn.info}
         found: dict[str, Any] = {
             name: value.decode() for name, (value, default) in info.items()
@@ -54,7 +55,8 @@ class SourceRoute:
 
     @contextmanager
     def here(self) -> Iterator[str]:
-        """Yields the conninfo for this process. During the block, its files exist, readable only by their owner."""
+        """Yields a conninfo for the process that calls this. During the block, the files that it names exist in a
+        temporary folder, readable only by their owner."""
         if not self.files:
             yield self.conninfo
             return

@@ -1,10 +1,10 @@
 """Limits how long the source may send nothing, and checks whether the source is still working.
 
-A dead path can keep its TCP connections alive: a pooler, a load balancer or a tunnel may stop forwarding bytes. TCP
-keepalives do not notice this. So each wait for the server counts how long nothing has arrived, like PostgreSQL's own
-receiver (wal_receiver_timeout). During a stream, the server is asked for a reply. During a query, the server cannot be
-asked, so another connection checks whether the query's session is active. So a query may wait long for a lock, and the
-wait is reported.
+A pooler, a load balancer or a tunnel may stop forwarding bytes although its TCP connections stay alive. TCP keepalives
+do not notice this. So each wait for the server counts the seconds in which nothing arrives, like PostgreSQL's own
+receiver (wal_receiver_timeout). During a stream, we ask the server for a reply. During a query we cannot ask, so
+another connection checks whether the query's session is active. While it is active, for example because it waits for a
+lock, we keep waiting, and the wait is logged.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SELECT a.state = 'active' AND coalesce(a.wait_event_type, '') NOT IN ('Client', 
 FROM pg_catalog.pg_stat_activity a WHERE a.pid = %s AND a.application_name = %s
 """
 _REFUSES: Final = "FATAL:"
-"""Part of libpq's text if the server itself has refused another connection."""
+"""Part of libpq's text if the server itself, and not the network, refused the connection of a check."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Limits in seconds of silence. After ``ask`` seconds, and then every ``again`` seconds, the server is asked. After
-    ``silent`` seconds, the connection is treated as lost."""
+    """Limits, in seconds without any bytes from the server. After ``ask`` seconds, and then every ``again`` seconds, we
+    check whether the server still works for us. After ``silent`` seconds, the connection is treated as lost."""
 
     ask: float
     silent: float
@@ -46,7 +46,8 @@ class Patience:
 
 
 FOR_STREAMS: Final = Patience(30, 60)
-"""Half of the default of wal_receiver_timeout, and the whole default. An idle walsender answers a request at once."""
+"""Asks after half of the default of wal_receiver_timeout, and gives up after the whole default. An idle walsender
+answers a request at once."""
 FOR_QUERIES: Final = Patience(10, 60)
 
 
@@ -54,8 +55,9 @@ class Silence:
     """Counts the seconds in which the caller listened and nothing arrived. Seconds in which the caller was busy do not
     count.
 
-    After ``patience.ask`` seconds ``at_work`` is called, which returns whether the server is working for us. If ``ask``
-    is given, ``ask`` is called first, and ``at_work`` only if no answer has arrived until the next check.
+    After ``patience.ask`` seconds, calls ``at_work``, which returns whether the server is working for us. If it is, the
+    count begins again. If ``ask`` is given, calls ``ask`` first, and ``at_work`` only if no answer has arrived until
+    the next check.
     """
 
     _LONGEST = 1.0
@@ -73,19 +75,20 @@ class Silence:
         self.heard()
 
     def heard(self) -> None:
-        """Called when something has arrived."""
+        """Resets the count. Call it when bytes have arrived."""
         self._seconds, self._due, self._asked = 0.0, self._patience.ask, False
         self._at = time.monotonic()
 
     def listened(self) -> None:
-        """Called when nothing has arrived since the last call. Raises SourceUnavailable after ``silent`` seconds."""
+        """Adds the time since the last call to the count. Call it when nothing has arrived. Raises SourceUnavailable
+        after ``patience.silent`` seconds."""
         now = time.monotonic()
         self._seconds += min(now - self._at, self._LONGEST)
         self._at = now
         if self._seconds >= self._patience.silent:
             raise SourceUnavailable(
                 f"has sent nothing for {self._patience.silent:g} s: the server or the network does not respond",
-                thing=self._endpoint, do="run again: it continues where it stopped",
+                thing=self._endpoint, do="run the command again: it continues where it stopped",
             )  # fmt: skip
         if self._seconds >= self._due:
             at_work = self._check()
@@ -111,7 +114,7 @@ class _Observer(psycopg.Connection[tuple[Any, ...]]):
 
 @dataclass(frozen=True)
 class Session:
-    """A session of ours on the server, which another connection can check."""
+    """What another connection needs to check what a session of ours does on the server."""
 
     conninfo: str = field(repr=False)
     """The conninfo, which may contain a password."""
@@ -119,15 +122,16 @@ class Session:
     application_name: str
 
     def work(self) -> str | None:
-        """Describes the session's work; None if the session is idle or the server cannot be reached."""
+        """Describes what the session does, as the end of the sentence "a session ...". None if the session is idle, or
+        if the server cannot be reached."""
         try:
             conninfo = make_conninfo(self.conninfo, connect_timeout=CHECK_SECONDS, replication="false")
             with _Observer.connect(conninfo, autocommit=True) as conn:
                 row = conn.execute(_CHECK, [self.pid, self.application_name]).fetchone()
         except psycopg.Error as error:
             # A server that refuses a connection is alive.
-            return "on a server that accepts no other connection" if _REFUSES in str(error) else None
+            return "that cannot be checked: the server refuses connections" if _REFUSES in str(error) else None
         if row is None or not row[0]:
             return None
         _, kind, blockers = row
-        return f"that waits for a lock of {', '.join(blockers)}" if blockers else f"that is busy ({kind or 'CPU'})"
+        return f"that waits for a lock held by {', '.join(blockers)}" if blockers else f"that is busy ({kind or 'CPU'})"

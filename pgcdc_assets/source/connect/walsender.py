@@ -28,8 +28,8 @@ from pgcdc_assets.source.connect.readers import FrameReader, LibpqReader, Socket
 from pgcdc_assets.source.connect.silence import Silence
 
 _MEMORY: Final = "16MB"
-"""The server begins to send a transaction in progress when its changes have this size. So at most this much is left to
-send at the commit. Sending 64MB, the server's default, takes a second or two."""
+"""Our logical_decoding_work_mem: the server begins to send a transaction in progress when its changes have this size.
+So at most this much is left to send at the commit. With the server's default, 64MB, that would take a second or two."""
 _LITTLE_MEMORY: Final = (
     f"SELECT set_config('logical_decoding_work_mem', '{_MEMORY}', false) "
     f"WHERE pg_size_bytes(current_setting('logical_decoding_work_mem')) > pg_size_bytes('{_MEMORY}')"
@@ -44,7 +44,8 @@ _HISTORY_LINE: Final = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 @dataclass(frozen=True)
 class SystemIdentity:
-    """The identity of the server. ``flush_lsn`` may lie inside a record, so it can be a goal but never a boundary."""
+    """The server's answer to IDENTIFY_SYSTEM, and the database's OID. ``flush_lsn`` may lie inside a WAL record, so it
+    may be the end that a run aims at, but is never stored as a boundary."""
 
     system_identifier: str
     timeline: int
@@ -55,8 +56,8 @@ class SystemIdentity:
 
 @dataclass(frozen=True)
 class CreatedSlot:
-    """A new slot. The snapshot shows the transactions with ``commit_lsn`` below ``consistent_point``, and the stream
-    sends all later transactions. The snapshot exists until the next command of the connection."""
+    """A new slot. The snapshot shows the transactions with ``commit_lsn`` below ``consistent_point``, and the slot
+    sends all later transactions. The snapshot exists until the next command on the connection that created it."""
 
     name: str
     consistent_point: Lsn
@@ -64,7 +65,7 @@ class CreatedSlot:
 
 
 class ReplicationConnection:
-    """One walsender. It runs one command at a time, and then at most one stream."""
+    """A connection to one walsender. It runs one command at a time, and at most one stream, after the commands."""
 
     def __init__(self, connection: SourceConnection) -> None:
         self._connection = connection
@@ -110,8 +111,9 @@ class ReplicationConnection:
         self, name: str, *, temporary: bool = False, export: bool = False, two_phase: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> CreatedSlot:  # fmt: skip
-        """Creates a pgoutput slot. Waits for every open transaction of the cluster that has an xid. Uses the old option
-        syntax of CREATE_REPLICATION_SLOT, which every version understands."""
+        """Creates a pgoutput slot. The server waits for every open transaction of the cluster that has an xid;
+        ``waiting`` is called every half second of this wait. Uses the old option syntax of CREATE_REPLICATION_SLOT,
+        which every version understands."""
         kind = "TEMPORARY " if temporary else ""
         snapshot = "EXPORT_SNAPSHOT" if export else "NOEXPORT_SNAPSHOT"
         if two_phase:
@@ -135,8 +137,8 @@ class ReplicationConnection:
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start_lsn} ({given})"
         self.parallel = options.parallel
         if options.streaming != Streaming.OFF and not self._little_memory:
-            # This runs only before the first attempt. After a refused attempt libpq cannot run a command, because the
-            # answer was read by the socket's reader and not by libpq.
+            # This runs only before the first attempt to start. If the server refused an attempt, our reader of the
+            # socket has read the answer instead of libpq, so libpq cannot run a further command.
             self.execute(_LITTLE_MEMORY)
             self._little_memory = True
         reader = self.socket()
@@ -165,8 +167,9 @@ class ReplicationConnection:
         self.frames.send(status_update(write, flush, apply, now, reply))
 
     def end_stream(self) -> None:
-        """Sends CopyDone, then reads and drops the remaining frames, so that the slot is free when this returns. A
-        server that does not answer in time notices later that the connection is closed."""
+        """Sends CopyDone, then reads and drops the remaining frames, so that the slot is free when this returns. If the
+        server does not answer within five seconds, returns nevertheless. The slot is then free when the server notices
+        that the connection is closed."""
         deadline = time.monotonic() + _END_SECONDS
         while not self.frames.finish() and time.monotonic() < deadline:
             self.wait(deadline - time.monotonic())

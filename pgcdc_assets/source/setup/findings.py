@@ -49,8 +49,8 @@ ORDER BY 1, 2
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding on the source. An ``error`` stops setup. A ``warning`` is a risk. An ``info`` is reported once. ``do``:
-    advice; may be empty. ``sql``: statements that fix the finding, ready to run."""
+    """Something on the source that the operator should know. An ``error`` stops setup, and a ``warning`` and an
+    ``info`` do not. ``do``: advice; may be empty. ``sql``: statements that fix the finding, ready to run."""
 
     severity: Severity
     thing: str
@@ -114,7 +114,7 @@ def _encoding(name: str | None) -> Iterator[Finding]:
     elif name and Encoding.of(name).name != name:
         yield Finding(
             "warning", "source", f"has server_encoding = {name}, which only the server can convert to UTF8: if "
-            "it cannot convert a text, no table is followed any further",
+            "it cannot convert one text, pgcdc stops for all tables",
             "find such texts before the first copy, and correct them",
         )  # fmt: skip
 
@@ -187,17 +187,18 @@ _DO: Final = f"add `sslmode={_CHECKED}` to `source`, and `sslrootcert` with the 
 
 
 def transport_findings(conn: psycopg.Connection[Any]) -> list[Finding]:
-    """Returns a warning if another machine is reached without encryption, or without a check of its certificate."""
+    """Returns a warning if the source is another machine and the connection is not encrypted, or does not check the
+    server's certificate."""
     sslmode = next((option.val or b"" for option in conn.pgconn.info if option.keyword == b"sslmode"), b"").decode()
-    # GSSAPI encryption needs no further check: it encrypts for the host that the ticket names.
+    # With GSSAPI encryption the certificate does not matter: only the host that the Kerberos ticket names can decrypt.
     gss = conn.execute(GSS_ENCRYPTED).fetchone() == (True,)
     said = exposed(conn.info.host, conn.info.hostaddr, sslmode, tls=bool(conn.pgconn.ssl_in_use), gss=gss)
     return [Finding("warning", "source", said, _DO)] if said else []
 
 
 def exposed(host: str, address: str, sslmode: str, *, tls: bool, gss: bool = False) -> str | None:
-    """Returns what others on the network path to ``host`` can do; None if they can do nothing. ``address``: the numeric
-    address of the connection; empty for a local socket."""
+    """Describes how others on the network could read or change the connection to ``host``; None if they cannot.
+    ``address``: the numeric address of the connection; empty for a local socket."""
     if not address or _loopback(address) or gss or (tls and sslmode == _CHECKED):
         return None
     if not tls:

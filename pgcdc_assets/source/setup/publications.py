@@ -1,4 +1,5 @@
-"""Creates our publications, marks them as ours, and keeps their tables in line with settings and replica identities."""
+"""Creates our two publications, marks them as ours by a comment, and updates the tables that they list. Which tables
+these are depends on the setting ``tables`` and on replica identities."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from pgcdc_assets.source.slot.slot import slot_status
 _MARK = re.compile(MARK + r"(\w+)(, with the slot)?(?:, which reads publication (.+))?", re.DOTALL)
 _LOCK_SECONDS = 2
 """lock_timeout in seconds for one table. Adding a table to a publication waits for DDL, VACUUM or an index build on the
-table (SHARE UPDATE EXCLUSIVE), but not for writers. We hold no other lock during the wait, so a session that queues
-behind us waits for no other table. PostgreSQL cancels an autovacuum for a session that waits for longer than
-deadlock_timeout (default: a second)."""
+table (SHARE UPDATE EXCLUSIVE), but not for writers. We hold no other table's lock during the wait, so we delay sessions
+on this table only. The timeout is longer than deadlock_timeout (default: a second), after which PostgreSQL cancels an
+autovacuum that we wait for."""
 _BRIEF_SECONDS = 0.1
 """lock_timeout in seconds for a table that is added during a run. The run retries later."""
 _PATIENCE_SECONDS = 30
@@ -50,9 +51,9 @@ _SLOTS = "SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE slot
 
 @dataclass(frozen=True)
 class OwnPublication:
-    """A publication's name and the mark in its comment. ``slot``: the slot for which we made the publication; None if
-    we did not make it. ``with_slot``: whether we also made that slot. ``reads``: the publication of somebody else that
-    the slot reads, if this publication only marks the slot as ours."""
+    """A publication, and what its comment says about its origin. ``slot``: the slot for which we made the publication;
+    None if we did not make it. ``with_slot``: whether we also made that slot. ``reads``: set if this publication lists
+    no table and only marks the slot as ours; it is then the publication that the slot reads, made by somebody else."""
 
     name: str
     slot: str | None = None
@@ -88,7 +89,8 @@ def read_publication(conn: psycopg.Connection[Any], name: str) -> OwnPublication
 
 
 def readers(conn: psycopg.Connection[Any], name: str, slot: str) -> list[str]:
-    """Returns the slots of other projects that read the publication. Only slots that setup has marked are found."""
+    """Returns the slots of other projects that read the publication. Finds only slots that setup has marked by a
+    publication of its own (:attr:`OwnPublication.reads`)."""
     rows = conn.execute(_MARKED, [MARK]).fetchall()
     slots = {one.slot for one in (_of_comment(*row) for row in rows) if one.reads == name and one.slot != slot}
     return [found for (found,) in conn.execute(_SLOTS, [list(slots)])]
@@ -106,13 +108,14 @@ def made_by_us(publication: OwnPublication, slot: str) -> bool:
 
 def inserts_name(publication: str) -> str:
     """Returns the name of the publication for tables without a usable replica identity. PostgreSQL truncates names to
-    63 bytes. So the given name is truncated here, to keep the suffix."""
+    63 bytes, so the given name is truncated first, to keep the suffix."""
     return publication.encode()[: 63 - len("_inserts")].decode(errors="ignore") + "_inserts"
 
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes that setup has to make to publications. These changes need more rights than reading the tables."""
+    """The changes that setup has to make to publications: ``make`` names the missing publications, and ``alter`` the
+    publications whose tables must change. Both need more rights than reading the tables."""
 
     make: Sequence[str] = ()
     alter: Sequence[str] = ()
@@ -137,9 +140,9 @@ class OwnPair:
     """Our two publications. ``name`` publishes all changes of its tables. ``inserts`` publishes only inserts and
     truncates, of tables without a usable replica identity.
 
-    Each table is added in a separate transaction, and is checked again at the end of this transaction. A lock keeps DDL
-    away from the table during the transaction. So a table whose key was dropped just before is not added. One
-    transaction for all tables would wait for DDL on one table while its locks on the other tables block other sessions.
+    Each table is added in a separate transaction, which locks the table against DDL and then checks its key again. So a
+    table whose key was dropped just before is not added. One transaction for all tables would wait for DDL on one table
+    while its locks on the other tables block other sessions.
     """
 
     conn: psycopg.Connection[Any]
@@ -160,8 +163,8 @@ class OwnPair:
         return {self.name: "insert, update, delete, truncate", self.inserts: "insert, truncate"}
 
     def is_foreign(self) -> bool:
-        """Whether somebody else made the publication ``name``. That publication is then used unchanged, and we make
-        neither of our two."""
+        """Whether somebody else made the publication ``name``. pgcdc then uses it unchanged, and makes neither of its
+        own two publications."""
         publication = read_publication(self.conn, self.name)
         return publication is not None and not made_by_us(publication, self.slot)
 
@@ -170,7 +173,7 @@ class OwnPair:
     ) -> list[str]:
         """Creates the two publications, or updates their tables. Returns what was created or changed. ``making`` is
         called with the publications right before their creation is committed. ``on_wait`` is called every few seconds
-        with the transactions that keep a table from being listed."""
+        with the transactions that lock a table, so that it cannot be added or removed."""
         done = [f"publication {made}" for made in self._make(making)]
         changed: set[str] = set()
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -188,11 +191,11 @@ class OwnPair:
     def add_new(self, known: Callable[[], Container[int]]) -> list[TableName]:
         """Adds selected tables that neither of our publications lists, and returns their names.
 
-        If a partitioned table is listed by its leaves, its new leaves are added if their updates can be published.
-        ``known`` returns the OIDs of relations that were listed earlier. These relations are not added again, because
-        somebody removed them on purpose. ``known`` is called only if there is an unlisted relation. Does nothing if
-        somebody else made the publication, if our role may not change it, or on a standby. A locked table is left for
-        the next call.
+        If the publication lists the leaves of a partitioned table, and not the table itself, new leaves are added if
+        their updates can be published. ``known`` returns the OIDs of relations that were listed earlier. These
+        relations are not added again, because somebody removed them on purpose. ``known`` is called only if a relation
+        is not listed. Adds nothing if somebody else made the publication, if our role may not change it, or on a
+        standby. A locked table is left for the next call.
         """
         publication = read_publication(self.conn, self.name)
         if publication is None or not made_by_us(publication, self.slot):
@@ -201,7 +204,7 @@ class OwnPair:
         before = known() if unlisted else ()
         done: list[TableName] = []
         for relation in unlisted:
-            # A table that cannot be listed does not affect other tables. `status` names it.
+            # If one table cannot be added, the others still are. `pgcdc status` names the table.
             with suppress(psycopg.Error):
                 if relation.oid not in before and self._settle(relation, _BRIEF_SECONDS, keeps=True):
                     done.append(relation.name)
@@ -214,7 +217,7 @@ class OwnPair:
         return Changes(lacking, sorted(altered - {*lacking}), [one.oid for one in misplaced if one.wanted - one.listed])
 
     def statements(self) -> list[sql.Composed]:
-        """Returns the statements that :meth:`write` would run, for a user who has the rights."""
+        """Returns the statements that :meth:`write` would run, as a script for a user with more rights than ours."""
         version, with_slot = self.conn.info.server_version, self._with_slot()
         made = [
             statement for name in self._lacking()
@@ -227,8 +230,8 @@ class OwnPair:
         return publication.with_slot if publication else slot_status(self.conn, self.slot) is None
 
     def _misplaced(self, only: int | None = None, *, keeps: bool = False) -> list[_Listing]:
-        """Returns the relations that our publications do not list as they should. ``only``: the OID of the one table to
-        check. With ``keeps``, relations that are already listed stay in their publication."""
+        """Returns the relations that must be added to, or removed from, one of our publications. ``only``: the OID of
+        the one table to check. With ``keeps``, relations that are already listed stay in their publication."""
         listed: dict[int, frozenset[str]] = defaultdict(frozenset)
         names: dict[int, TableName] = {}
         for oid, schema, name, publication in self.conn.execute(_LISTED, [[self.name, self.inserts]]):
@@ -245,7 +248,8 @@ class OwnPair:
         return sorted((one for one in every if one.listed != one.wanted), key=lambda one: one.name)
 
     def _make(self, making: Callable[[list[str]], None]) -> list[str]:
-        """Creates both publications at once: START_REPLICATION fails on WAL that is older than a publication."""
+        """Creates both publications in one transaction, because START_REPLICATION fails on WAL that is older than one
+        of them."""
         with_slot = self._with_slot()
         with self.conn.transaction():
             lacking = self._lacking()
@@ -293,7 +297,7 @@ def _moves(relation: _Listing) -> list[sql.Composed]:
 
 
 def _alter(publication: str, verb: str, table: TableName) -> sql.Composed:
-    """Uses ONLY: without it, an inheritance parent would be listed with its children, which have not been checked."""
+    """Uses ONLY. Otherwise an inheritance parent would be listed with its children, which were not checked."""
     return sql.SQL("ALTER PUBLICATION {} {} TABLE ONLY {}").format(
         sql.Identifier(publication), sql.SQL(verb), sql.Identifier(table.schema, table.name)
     )

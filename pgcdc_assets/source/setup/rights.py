@@ -1,5 +1,5 @@
-"""Checks the rights of a role on the source, and generates the statements that the role cannot run itself: grants of
-missing rights, and one script for the owner of the source."""
+"""Checks the rights of a role on the source. Generates the statements that the role cannot run itself: grants of
+missing rights, and one script for the owner of the tables."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ BY_OWNER = "let their owner run the script of `pgcdc setup --sql`"
 def rights_findings(
     conn: psycopg.Connection[Any], tables: Sequence[int], changes: Changes, *, role: str
 ) -> list[Finding]:
-    """Returns findings on the rights of ``role``, which need not exist, on the server and on these relations."""
+    """Returns findings on the rights that ``role`` needs: to replicate, to connect, to read ``tables`` (OIDs), and to
+    make ``changes``. The role need not exist yet."""
     asked = {"role": role, "managed": _REPLICATION_ROLES}
     ((may_replicate, create, may_connect, database),) = conn.execute(_RIGHTS, asked)
     thing, name = f"role {role}", quoted_role(conn, role)
@@ -129,8 +130,8 @@ def _reading(rows: Sequence[tuple[Any, ...]], role: str, name: str) -> list[Find
 def _publishing(
     conn: psycopg.Connection[Any], changes: Changes, foreign: Sequence[str], role: str, database: str | None
 ) -> list[Finding]:
-    """Returns findings that prevent the creation or change of publications. ``foreign``: tables that the role does not
-    own. ``database``: our database, if the role may not create a publication in it."""
+    """Returns findings on missing rights to create or change publications. ``foreign``: tables to publish that the role
+    does not own. ``database``: the database's name if the role may not create a publication in it, else None."""
     found = []
     if changes.make and database and not foreign:
         found.append(Finding("error", f"role {role}", "may not create a publication", "or " + BY_OWNER,
@@ -142,7 +143,7 @@ def _publishing(
     names = not_owned(conn, role, changes.alter)
     if names and not foreign:
         thing = f"publication {', '.join(names)}"
-        found.append(Finding("error", thing, f"not owned by role {role}, and must be changed", BY_OWNER))
+        found.append(Finding("error", thing, f"must be changed, but is not owned by role {role}", BY_OWNER))
     return found
 
 
@@ -158,9 +159,9 @@ def quoted_role(conn: psycopg.Connection[Any], role: str) -> str:
 
 
 def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> str:
-    """Returns the statements for everything that ``setup`` needs and does not find: settings, role, rights and
-    publications. Changes nothing. ``role``: the role that will replicate, which need not exist; None for the role that
-    ``conninfo`` connects as."""
+    """Returns a script that provides all that ``setup`` needs and does not find: settings, role, rights and
+    publications. Runs no statement of it. ``role``: the role that will replicate, which need not exist yet; None for
+    the role that ``conninfo`` connects as."""
     read_only = {"default_transaction_read_only": "on"}
     with connect(conninfo, application_name=f"{APPLICATION}/setup", options=read_only) as conn:
         ((user, database),) = conn.execute("SELECT current_user::text, current_database()::text")

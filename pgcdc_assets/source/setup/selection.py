@@ -1,4 +1,7 @@
-"""Decides which tables the settings select, and how each table can be published without harm to the source."""
+"""Decides which tables the settings select, and how each table can be published so that no write on the source fails.
+
+PostgreSQL refuses UPDATE and DELETE on a table without a usable replica identity if a publication publishes them. So
+such a table is published for inserts and truncates only."""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, re
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE
 from pgcdc_assets.source.catalog.tables import TablePatterns
 
-# Partitions are selected with their roots. Tables of an extension are selected only if a pattern names them.
+# Partitions are not selected here, but with their roots. The last column says whether the table belongs to an
+# extension, because such tables are selected only if a pattern matches them.
 _USER_TABLES = """
 SELECT c.oid, n.nspname::text, c.relname::text,
        EXISTS (SELECT FROM pg_catalog.pg_depend d
@@ -32,8 +36,8 @@ NO_PARTITION: Final = "no primary key, and no partition yet"
 
 @dataclass(frozen=True)
 class Planned:
-    """The relations of a table to list in a publication. ``reason``: why the table belongs in the insert-only
-    publication; None if its updates can be published."""
+    """A selected table, and its relations that a publication of ours should list: the table itself, or its leaves.
+    ``reason``: why the table can be published for inserts only; None if its updates can be published too."""
 
     oid: int
     table: TableName
@@ -48,7 +52,8 @@ class Planned:
 def meant_tables(
     conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None
 ) -> dict[TableName, int]:
-    """Returns the OIDs of the existing tables that the patterns select and whose names are valid text."""
+    """Returns the existing tables that the patterns select, with their OIDs. Leaves out tables whose names are not
+    valid text in the source's encoding."""
     chosen = TablePatterns.parse(patterns)
     names = [(oid, name, owned) for oid, name, owned in _user_tables(conn, only) if not marked(str(name))]
     return {name: oid for oid, name, owned in names if (chosen.names(name) if owned else chosen.match(name))}
@@ -67,9 +72,9 @@ def _user_tables(conn: psycopg.Connection[Any], only: int | None) -> list[tuple[
 def wanted_tables(
     conn: psycopg.Connection[Any], patterns: Sequence[str], only: int | None = None, kept: Container[int] = ()
 ) -> list[Planned]:  # fmt: skip
-    """Returns the tables that the patterns select, by name, with the relations that our publications should list.
-    ``only``: the OID of the one table to return. ``kept``: OIDs of listed relations. A partitioned table with leaves
-    among these stays listed by its leaves."""
+    """Returns the tables that the patterns select, sorted by name, with the relations that our publications should
+    list. ``only``: the OID of the one table to return. ``kept``: OIDs of relations that are listed now. If leaves of a
+    partitioned table are among them, its leaves stay listed, and the table itself is not."""
     oids = list(meant_tables(conn, patterns, only).values())
     relations = read_relations(conn, oids)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])
@@ -106,7 +111,8 @@ def _wanted(relation: CatalogRelation, leaves: Sequence[CatalogRelation], versio
 
 
 def _unfollowed(relation: CatalogRelation, senders: Sequence[CatalogRelation], version: int) -> str | None:
-    """Returns why updates cannot be mirrored or must not be published; None if neither is the case."""
+    """Returns why updates of this table are not published: the mirror could not apply them, or they would fail on the
+    source. None if they are published."""
     lacking = [sender.name for sender in senders if not sender.identity.publishable]
     if lacking and lacking != [relation.name]:
         return f"partition {lacking[0]} has no usable replica identity"
@@ -128,7 +134,8 @@ def _published(relation: CatalogRelation, version: int) -> list[str]:
 
 def stored_tables(conn: psycopg.Connection[Any], tables: Iterable[int], *, later: bool = False) -> list[int]:
     """Returns these tables, and all leaves of partitioned tables. A copy reads each leaf separately, and needs the
-    right to read each leaf. ``later`` includes leaves whose rows are not decoded yet, such as UNLOGGED leaves."""
+    right to read each leaf. ``later`` includes leaves that an ALTER TABLE could make replicable, such as UNLOGGED
+    leaves."""
     relations = read_relations(conn, tables)
     roots = [oid for oid, relation in relations.items() if relation.partitioned]
     leaves = {leaf for group in read_leaves(conn, roots).values() for leaf in group}

@@ -1,8 +1,8 @@
 """Creates the publications, and then the slot, on the source. Also removes them.
 
-Nothing here makes a write on the source fail. A table without a usable replica identity is published for inserts and
-truncate only, in a second publication. Setup alters no table, and no publication that somebody else made. Our
-publications have a comment that names our slot.
+After setup, no write on the source fails that succeeded before: a table without a usable replica identity is published
+for inserts and truncates only, in a second publication. Setup alters no table, and no publication that somebody else
+made. Each publication that setup creates has a comment that names our slot.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ from pgcdc_assets.source.slot.slot import LOCK_SECONDS, check_slot, create_slot,
 from pgcdc_assets.source.snapshot.pieces import bytes_on_disk
 
 _DROP_SECONDS = 10
-"""Seconds that teardown waits for a slot, which stays active for a moment after its run has ended."""
+"""The most seconds that teardown waits until the slot is free. A slot stays active for a moment after its run has
+ended."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class SetupReport:
     """Objects that this call created or changed, like ``publication pgcdc`` or ``slot pgcdc``."""
     findings: list[Finding]
     copy_bytes: int = 0
-    """Bytes on the source's disk that a copy of all tables reads."""
+    """About how many bytes a copy of all tables reads from the source's disk."""
 
 
 def _refused(errors: Sequence[Finding]) -> SetupRefused:
@@ -110,9 +111,10 @@ def setup(
 ) -> SetupReport:  # fmt: skip
     """Checks the source, creates missing publications and slot, and reads the catalog. It may be called repeatedly.
 
-    ``made``: objects that an earlier setup of this project created, like ``slot pgcdc``. ``making`` is called with each
-    publication and slot right before its creation, because the source does not show which of several projects with the
-    same slot name created it. Raises SourceNotReady with all errors found; then nothing was created.
+    ``made``: objects that an earlier setup of this project created, like ``slot pgcdc``. ``making`` is called with the
+    names of publications and slot right before their creation, so that the project can record them: the source does not
+    show which of several projects with the same slot name created an object. Raises SetupRefused with all errors found,
+    before anything is created.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         findings = check_source(conn, settings, made=made)
@@ -140,7 +142,7 @@ class Traces:
     ours: list[str]
     """Objects that teardown removes, in this order, like ``slot pgcdc``."""
     left: dict[str, str]
-    """Objects that teardown does not remove, and why."""
+    """Objects that teardown does not remove, each with the reason."""
     read_by_others: dict[str, list[str]]
     """Our publications that slots of other projects read, each with the names of these slots."""
 
@@ -152,7 +154,8 @@ def traces(settings: Settings, conninfo: str, made: Container[str] = (), *, shar
 
 
 def teardown(settings: Settings, conninfo: str, made: Container[str] = (), *, shared: bool = False) -> list[str]:
-    """Removes the slot, then the publications that setup created: the slot must never decode without its publications.
+    """Removes the slot and the publications that setup created. The slot goes first, because it must never decode
+    without its publications.
 
     ``made``: see :func:`setup`. ``shared``: also removes all objects marked for our slot, even if another project
     created them. Returns what was removed. Objects that somebody else created stay, also publications that an owner
@@ -230,7 +233,8 @@ def _make_slot(
     made = [f"slot {settings.slot}"]
     allowed = conn.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
     if allowed == (True,) and not _ours(conn, settings):
-        # This mark shows teardown that the slot is ours although the publication is not.
+        # The slot reads a publication that somebody else made. This publication without tables marks the slot as ours,
+        # so that teardown finds it.
         name = _marker(settings)
         making([f"publication {name}"])
         OwnPublication(name, settings.slot, with_slot=True, reads=settings.publication).create(conn, "insert")
@@ -270,13 +274,13 @@ def _slot_findings(conn: psycopg.Connection[Any], settings: Settings, made: Cont
     status = slot_status(conn, settings.slot)
     if status is None or status.database != status.connected_to or f"slot {settings.slot}" in made:
         return []
-    what = "exists, but this project did not create it: if another project reads it, each loses changes to the other"
+    what = "exists, but this project did not create it: two projects that read one slot each lose changes"
     return [Finding("warning", status.thing, what, "choose another name in the setting `slot`")]
 
 
 def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> list[Finding]:
-    """Returns an error if the slot exists and a publication does not. A slot that is older than its publication fails
-    on the WAL between the two, or silently skips it (PostgreSQL 18)."""
+    """Returns an error if the slot exists and a publication does not. If the publication is created later than the
+    slot, decoding fails on the WAL in between, or silently skips its changes (PostgreSQL 18)."""
     status = slot_status(conn, settings.slot)
     names = publication_names(conn, settings)
     lacking = [name for name in names if read_publication(conn, name) is None]
@@ -289,7 +293,7 @@ def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Con
         ]  # fmt: skip
     what = f"exists, but publication {lacking[0]} does not: changes since the slot was created would be lost"
     do = (
-        f"create the publication yourself if nothing was lost, or SELECT pg_drop_replication_slot('{settings.slot}') "
-        "and run `pgcdc setup`, which copies all tables again"
+        f"create the publication yourself if no table was written since, or SELECT pg_drop_replication_slot("
+        f"'{settings.slot}') and run `pgcdc setup`; the next sync then copies all tables again"
     )
     return [Finding("error", status.thing, what, COPY_ANEW if f"slot {settings.slot}" in made else do)]

@@ -1,5 +1,5 @@
 """Findings of ``setup`` on tables: on the selected tables, on a publication that somebody else made, on rows that a
-query of a table returns but its mirror lacks, and on rows that may change without a trace in the stream."""
+query of a table returns but its mirror lacks, and on rows that may change although the stream shows nothing."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _LISTED = "SELECT prrelid FROM pg_catalog.pg_publication_rel WHERE prrelid = ANY
 
 
 def pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
-    """Returns findings on patterns that select no existing table. ``needed``: these findings are errors, because no
-    table is selected at all."""
+    """Returns a warning for each pattern that matches no existing table. With ``needed``, no table is selected at all,
+    so these findings are errors."""
     idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
     there = list(meant_tables(conn, ())) if idle or needed else []
     found = []
@@ -55,12 +55,13 @@ def pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, neede
 
 def unread_findings(conn: psycopg.Connection[Any]) -> list[Finding]:
     names = unread_tables(conn)
-    return [Finding("warning", named(names), "is not mirrored: the name is not text in the source's encoding",
-                    "give it another name")] if names else []  # fmt: skip
+    return [Finding("warning", named(names), "is not mirrored: the name is not valid text in the source's encoding",
+                    "rename it on the source")] if names else []  # fmt: skip
 
 
 def identity_findings(wanted: Sequence[Planned]) -> list[Finding]:
-    """Returns one finding for each reason, with all its tables, because hundreds of tables may have no key."""
+    """Returns findings on tables whose updates cannot be published. There is one finding for each reason, with all its
+    tables, because hundreds of tables may have no key."""
     tables: dict[str, list[TableName]] = {}
     for item in wanted:
         if item.reason:
@@ -89,7 +90,8 @@ def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
 
 
 def key_findings(wanted: Sequence[Planned]) -> list[Finding]:
-    """Returns one finding for all tables, because nearly every table has a key and a key is rarely dropped."""
+    """Returns one finding that says what happens if a table loses its key. It is one for all tables, because nearly
+    every table has a key, and a key is rarely dropped."""
     keyed = sum(item.follows_updates for item in wanted)
     if not keyed:
         return []
@@ -98,13 +100,14 @@ def key_findings(wanted: Sequence[Planned]) -> list[Finding]:
         Finding(
             "info", "keys", f"{number} updates and deletes: if a table loses its key or replica identity, PostgreSQL "
             "refuses its UPDATE and DELETE",
-            "add a new key in the same transaction, or set REPLICA IDENTITY FULL first",
+            "if you drop a key, add the new key in the same transaction, or set REPLICA IDENTITY FULL first",
         )
     ]  # fmt: skip
 
 
 def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePatterns) -> list[Finding]:
-    """Returns, for each table, what its publication leaves out, and what makes writes on the source fail."""
+    """Returns findings on a publication that somebody else made: what it leaves out of each table, and why writes on
+    the source fail because of it."""
     thing = f"publication {name}"
     published = read_published(conn, [name])
     relations = read_relations(conn, published)
@@ -143,15 +146,15 @@ def _relation_findings(relation: CatalogRelation, entry: Published, *, toastable
                       f"give it a primary key, or ALTER TABLE {relation.name} REPLICA IDENTITY FULL")  # fmt: skip
     if entry.row_filter and entry.updates and toastable and relation.replica_identity != "f":
         yield Finding(
-            "warning", thing, "has a row filter and columns that may be stored out of line: an update that moves a row "
-            "into the filter may arrive without the values of these columns; the table is then set aside",
+            "warning", thing, "has a row filter and columns that may be stored out of line: an update that makes a row "
+            "match the filter may arrive without the values of these columns; pgcdc then stops following the table",
             f"ALTER TABLE {relation.name} REPLICA IDENTITY FULL",
         )  # fmt: skip
 
 
 def _partition_findings(conn: psycopg.Connection[Any], roots: Mapping[int, CatalogRelation]) -> Iterator[Finding]:
-    """Yields findings on tables that are published via their root. Relation messages then have the root's replica
-    identity and key flags, but old rows have the key of the leaf's replica identity."""
+    """Yields findings on tables that are published via their root. For such a table, the Relation message has the
+    root's replica identity, but an old row in the stream has the key columns of its leaf's replica identity."""
     for root, leaves in read_leaves(conn, roots).items():
         own = roots[root].identity
         stored = [leaf for leaf in read_relations(conn, leaves).values() if not leaf.outside]
@@ -160,9 +163,11 @@ def _partition_findings(conn: psycopg.Connection[Any], roots: Mapping[int, Catal
         for leaf in others:
             yield Finding("warning", f"table {roots[root].name}",
                           f"partition {leaf.name} has another replica identity than its root",
-                          "give both the same one, or publish with publish_via_partition_root = false")  # fmt: skip
-        yield Finding("info", f"table {roots[root].name}", "is published via its root: TRUNCATE, ATTACH, DETACH "
-                      "and DROP of a single partition are not in the stream")  # fmt: skip
+                          "give both the same replica identity, or set publish_via_partition_root = false "
+                          "for the publication")  # fmt: skip
+        yield Finding("info", f"table {roots[root].name}", "is published via its root: the stream does not show "
+                      "TRUNCATE, ATTACH, DETACH or DROP of a single partition, so the table may have to be copied "
+                      "again after them")  # fmt: skip
 
 
 def _table_findings(table: Table, publication: str, server_version: int, *, sent: bool) -> Iterator[Finding]:
@@ -171,17 +176,18 @@ def _table_findings(table: Table, publication: str, server_version: int, *, sent
         yield Finding(
             "warning", f"table {table.name}", "PostgreSQL refuses its UPDATE and DELETE, because publication "
             f"{publication} publishes them without all columns of its replica identity",
-            "publish the columns of its primary key, or, without a column list, set REPLICA IDENTITY FULL",
+            "publish the columns of its primary key; or remove the column list, and set REPLICA IDENTITY FULL",
         )  # fmt: skip
     if server_version < _WHOLE_OLD_IMAGES_SINCE and table.via_root and table.updates_seen and not table.key:
         yield Finding("warning", f"table {table.name}", "has no key and is published via its root: before "
                       "PostgreSQL 15, the old image of a row has NULL in a column that was added later with a default; "
-                      "the table is then set aside", "publish with publish_via_partition_root = false, or give it a "
-                      "primary key")  # fmt: skip
+                      "pgcdc then stops following the table", "set publish_via_partition_root = false for the "
+                      "publication, or give the table a primary key")  # fmt: skip
 
 
 def outside_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> Iterator[Finding]:
-    """Yields a finding for each leaf whose rows are in no stream. ``tables``: published tables and leaves."""
+    """Yields a finding for each leaf whose rows logical decoding never sends. ``tables``: OIDs of published tables and
+    leaves."""
     relations = read_relations(conn, tables)
     roots = {relation.root or oid for oid, relation in relations.items() if relation.root or relation.partitioned}
     leaves = read_leaves(conn, roots)
@@ -205,8 +211,9 @@ def child_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> Iter
 
 
 def trace_findings(conn: psycopg.Connection[Any], tables: Iterable[int], *, own_publication: bool) -> list[Finding]:
-    """Returns at most one finding of each kind for these tables and leaves. ``own_publication``: whether our
-    publications publish the tables. If so, our publications list all tables that are not leaves."""
+    """Returns findings on tables and leaves whose rows may change without a trace in the stream: at most one finding of
+    each kind. ``own_publication``: whether our publications publish the tables. They list all tables that are not
+    leaves."""
     relations = list(read_relations(conn, tables).values())
     listed = {oid for (oid,) in conn.execute(_LISTED, [[relation.oid for relation in relations]])}
     listed |= {relation.oid for relation in relations if own_publication and relation.root is None}
@@ -234,9 +241,10 @@ def _object_names(conn: psycopg.Connection[Any], relations: list[CatalogRelation
 
 
 def _rewritten(relations: list[CatalogRelation]) -> list[Finding]:
-    """Returns a finding on tables without a TOAST table that no publication lists individually. PostgreSQL refuses SET
-    UNLOGGED for listed tables. A rewrite creates a new TOAST table. Without a TOAST table, a rewrite leaves the same
-    traces as a TRUNCATE."""
+    """Returns a finding on tables without a TOAST table that no publication lists by name. While such a table is
+    UNLOGGED, its changes are not in the WAL. PostgreSQL refuses SET UNLOGGED only for tables that a publication lists
+    by name. SET UNLOGGED makes new files and a new TOAST table. A TRUNCATE makes only new files, so without a TOAST
+    table the two look the same."""
     tables = sorted(
         str(relation.name) for relation in relations if not relation.partitioned and not relation.files.toast
     )

@@ -1,6 +1,6 @@
-"""The replication slot, and the positions of the WAL.
+"""The replication slot, and positions in the WAL.
 
-slot        creates a slot; reads it by SQL, and checks whether the change log may continue from it
-blockers    the transactions that the creation of a slot, a copy or setup waits for
-positions   positions of the WAL, by SQL
+slot        creates a slot, reads its state, and checks whether the change log may continue from it
+blockers    finds the transactions for which the creation of a slot, a copy or setup waits
+positions   reads the source's current WAL positions
 """

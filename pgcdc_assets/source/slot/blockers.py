@@ -1,4 +1,4 @@
-"""Finds transactions that block something on the source: open or prepared, in any of its databases."""
+"""Finds the transactions for which pgcdc waits on the source: open or prepared ones, so that messages can name them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ _ALTERING = [
 
 @dataclass(frozen=True)
 class Blocker:
-    """A transaction that blocks something. ``age`` is None if our role may not see it (pg_read_all_stats)."""
+    """A transaction for which pgcdc waits. ``age``: how long it has been open; None if our role may not see this
+    (pg_read_all_stats)."""
 
     xid: int | None
     pid: int | None
@@ -64,7 +65,7 @@ class Blocker:
 
 
 def transactions(conn: psycopg.Connection[Any]) -> list[Blocker]:
-    """Returns the open and prepared transactions that have an xid, oldest first."""
+    """Returns the open and prepared transactions of the whole cluster that have an xid, oldest first."""
     return [_holder(row) for row in conn.execute(_WITH_XID)]
 
 

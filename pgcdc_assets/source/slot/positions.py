@@ -1,4 +1,5 @@
-"""Positions in the source's WAL, by SQL. On a standby, each is the replay position, which is always flushed."""
+"""Reads the source's current WAL positions by SQL. On a standby, each of them is the replay position, and the WAL up to
+this position is always flushed."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ INSERT_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn(
 FLUSH_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)"
 """SQL: the end of the durable WAL. It may lie inside a record, but only at the end of a page (:data:`WITHIN`)."""
 WITHIN: Final = f"({FLUSH_LSN} < {INSERT_LSN} AND ({FLUSH_LSN} - '0/0') % current_setting('wal_block_size')::int8 = 0)"
-"""SQL: whether the flush position may lie inside a record. A commit flushes WAL up to a record's end. Without a commit,
-the WAL writer flushes whole pages only (XLogBackgroundFlush), so the flush position may stay inside a record."""
+"""SQL: whether the flush position may lie inside a record. A commit flushes WAL up to the end of a record. Without a
+commit, the WAL writer flushes only whole pages (XLogBackgroundFlush), and a page may end inside a record."""
 _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40
 """Bytes of the header of a page, and of the header of a segment file's first page (xlog_internal.h)."""
@@ -25,8 +26,8 @@ SELECT (lsn - CASE WHEN (lsn - '0/0') % segment = {_LONG_HEADER} THEN {_LONG_HEA
 FROM (SELECT {INSERT_LSN} AS lsn, current_setting('wal_block_size')::int AS page,
              (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size') AS segment) AS w
 """  # noqa: S608  (put together of our own constants)
-"""SQL: a query for the end of the last record. The flush position always reaches this LSN, but it may never reach the
-insert position."""
+"""SQL: a query for the end of the last record. The flush position always reaches this LSN at some time. It may never
+reach the insert position, which can lie after a page header that no record follows."""
 
 
 def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
@@ -35,13 +36,13 @@ def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
 
 
 def boundary(conn: psycopg.Connection[Any]) -> Lsn:
-    """Returns the end of a record, at which a range of the change log may end: the flush position, or the end of the
-    last written record if the flush position may lie inside a record."""
+    """Returns an LSN at which a range of the change log may end, because no record crosses it: the flush position or,
+    if this may lie inside a record, the end of the last written record."""
     return Lsn.parse(_row(conn, f"SELECT CASE WHEN {WITHIN} THEN ({RECORD_END}) ELSE {FLUSH_LSN}::text END")[0])
 
 
 class SourceClock:
-    """Reads the source's positions during the stream, on another connection."""
+    """Reads the source's positions on an SQL connection, while the replication connection is busy with the stream."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._conn = conn

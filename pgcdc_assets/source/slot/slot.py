@@ -21,11 +21,13 @@ from pgcdc_assets.source.slot.positions import INSERT_LSN
 
 PLUGIN = "pgoutput"
 LOCK_SECONDS = 600
-"""lock_timeout of slot creation, for each transaction for which slot creation waits. A nightly report may take minutes,
-but a forgotten session must not make the new slot retain WAL and dead rows for hours."""
+"""lock_timeout in seconds of slot creation, which applies to each transaction that it waits for. A nightly report may
+take minutes. But a forgotten session must not keep the creation waiting for hours, because the unfinished slot already
+retains WAL and dead rows."""
 _ATTEMPTS = 3
 _TOO_LARGE = "snapshot too large"
-"""Part of 'initial slot snapshot too large': more subtransactions are open than a snapshot can list. Temporary."""
+"""Part of 'initial slot snapshot too large': more subtransactions are open than a snapshot can list. They may end soon,
+so the creation is tried again."""
 # Rows are read as JSON, so that one query works on every version. Columns that a version lacks are absent.
 _QUERY = f"""
 SELECT to_jsonb(s), current_database()::text, age(s.catalog_xmin), age(s.xmin), pg_is_in_recovery(),
@@ -43,10 +45,10 @@ def create_slot(
     connection: ReplicationConnection, conn: psycopg.Connection[Any], name: str, *, temporary: bool,
     two_phase: bool = False, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
 ) -> CreatedSlot:  # fmt: skip
-    """Creates a pgoutput slot with an exported snapshot. After a timeout, CopyBlocked names the blocking transactions.
-    The snapshot is always exported: without it, servers older than the minor releases of August 2024 may start a slot
-    inside a transaction. During the wait, ``on_wait`` is called every ten seconds with the blocking transactions of the
-    whole cluster."""
+    """Creates a pgoutput slot with an exported snapshot. The server first waits for all open transactions of the
+    cluster. During this wait, ``on_wait`` is called every ten seconds with these transactions. After ``lock_seconds``,
+    CopyBlocked names them. The snapshot is always exported, because otherwise servers older than the minor releases of
+    August 2024 may let the slot begin inside a transaction."""
     connection.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
     tell = _Teller(conn, on_wait or log_blockers)
     for attempt in range(1, _ATTEMPTS + 1):
@@ -55,7 +57,7 @@ def create_slot(
         except CopyBlocked:
             names = ", ".join(str(holder) for holder in transactions(conn)) or "a transaction that has just ended"
             raise CopyBlocked(
-                f"not created within {lock_seconds:g} s, because it waits for all open transactions: {names}",
+                f"was not created within {lock_seconds:g} s, because it waits for all open transactions: {names}",
                 thing=f"slot {name}", do="end these transactions, then run again",
             ) from None  # fmt: skip
         except SourceFailed as error:
@@ -66,7 +68,8 @@ def create_slot(
 
 
 class _Teller:
-    """Called every half second during the wait. Reports the blocking transactions every TELL_SECONDS."""
+    """A function that is called every half second during the wait, and reports the blocking transactions every
+    TELL_SECONDS."""
 
     def __init__(self, conn: psycopg.Connection[Any], on_wait: OnWait) -> None:
         self._conn = conn
@@ -81,7 +84,7 @@ class _Teller:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What the server has decoded for a slot since its statistics began (pg_stat_replication_slots)."""
+    """What the server has decoded for a slot since the slot's statistics were reset (pg_stat_replication_slots)."""
 
     total_txns: int = 0
     total_bytes: int = 0
@@ -123,8 +126,8 @@ class SlotStatus:
     inactive_since: datetime | None
     failover: bool | None
     synced: bool | None
-    """Whether the slot is a standby's copy of a primary's slot. False after a promotion; the column is then still
-    true."""
+    """Whether the slot is a standby's synchronized copy of a primary's slot. False after the standby's promotion, when
+    PostgreSQL's column of this name may still be true."""
     decoded: Decoded = Decoded()
 
     @property
@@ -178,8 +181,8 @@ def require_slot(conn: psycopg.Connection[Any], slot: str) -> SlotStatus:
 
 
 def usable_slot(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool) -> SlotStatus:
-    """Returns the slot's status if a run with this ``two_phase`` may read the slot. Makes all checks that do not need
-    the change log. Raises SlotMissing, IdentityMismatch or SlotLost."""
+    """Returns the slot's status, after all checks that do not need the change log. ``two_phase``: the setting, which
+    must be the same as when the slot was created. Raises SlotMissing, IdentityMismatch or SlotLost."""
     status = require_slot(conn, slot)
     check_slot(status, None, two_phase=two_phase)
     return status
@@ -188,9 +191,10 @@ def usable_slot(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool) ->
 def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool = False) -> None:
     """Checks that this slot's stream may continue at ``transform_lsn``, the end of the change log (None: no log yet).
 
-    ``two_phase`` must agree with the slot. Otherwise a prepared transaction may arrive twice or never: one mode sends
-    it at PREPARE, the other at COMMIT PREPARED. Read ``status`` while our walsender holds the slot, because no other
-    process can then confirm a position above the log's end. Raises IdentityMismatch, SlotLost, SlotAhead or LogAhead.
+    ``two_phase``: the setting, which must be the same as when the slot was created. With two_phase, a prepared
+    transaction is sent at PREPARE, otherwise at COMMIT PREPARED. So after a change it may arrive twice or never. Read
+    ``status`` while our walsender holds the slot, because no other process can then confirm a position above the log's
+    end. Raises IdentityMismatch, SlotLost, SlotAhead or LogAhead.
     """
     _check_kind(status, two_phase)
     if status.lost:
@@ -212,7 +216,7 @@ def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool
 def _check_kind(status: SlotStatus, two_phase: bool) -> None:
     if status.plugin != PLUGIN:
         raise IdentityMismatch(
-            f"decodes with {status.plugin or 'nothing: it is a physical slot'}, not with {PLUGIN}",
+            f"has the output plugin {status.plugin or 'none (it is a physical slot)'}, but pgcdc needs {PLUGIN}",
             thing=status.thing, do="choose another name in the setting `slot`",
         )  # fmt: skip
     if status.database != status.connected_to:
@@ -228,7 +232,7 @@ def _check_kind(status: SlotStatus, two_phase: bool) -> None:
         )  # fmt: skip
     if status.synced:
         raise IdentityMismatch(
-            "is synchronized from the primary, and cannot be read until this standby is promoted",
+            "is a standby's copy of a slot of the primary, and can be read only after the standby is promoted",
             thing=status.thing, do="set `source` to the primary",
         )  # fmt: skip
 

@@ -1,10 +1,12 @@
-"""Takes a snapshot with an exact LSN, and keeps it without a lock for as long as a copy takes.
+"""Takes a snapshot whose LSN is known exactly, and keeps it without a lock for as long as a copy takes.
 
-The snapshot of a replication slot has an exact LSN. So we create a temporary slot, import its snapshot into a
-transaction of ours, export it again from this transaction, and drop the slot. Nothing is read before :func:`_gate`.
+Only the snapshot of a new replication slot comes with an exact LSN. So we create a temporary slot, import its snapshot
+into a transaction of ours, export it again from this transaction, and drop the slot. Nothing is read under the snapshot
+before :func:`_gate` has returned, which waits until this is safe.
 
-The transaction that holds the snapshot locks no table. Otherwise a session that alters the table would wait as long as
-the copy takes, and the copy would queue behind this session: a deadlock that PostgreSQL cannot detect.
+The transaction that holds the snapshot locks no table. Otherwise a session that alters a table would wait for this
+transaction, and the copy of the table would wait in the lock queue behind the session. This would be a deadlock that
+PostgreSQL cannot detect, because only we know that the transaction waits for the copy.
 """
 
 from __future__ import annotations
@@ -29,15 +31,16 @@ from pgcdc_assets.source.snapshot.reading import giving_way, import_snapshot
 from pgcdc_assets.structure.differences import Difference, changes
 
 _GATE_SECONDS = 60
-"""A transaction's commit status is set microseconds after its commit record. A wait of a minute has another cause."""
+"""The most seconds that :func:`_gate` waits. PostgreSQL sets a transaction's commit status microseconds after it writes
+the commit record, so a wait of a minute has another cause."""
 _GATE_POLL_SECONDS = 0.002
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot that shows exactly the transactions with ``commit_lsn`` < ``consistent_point``. Tasks pass ``name`` to
-    SET TRANSACTION SNAPSHOT, on this server and database, during the ``with`` block. The transaction of ``holder``
-    keeps the snapshot. This transaction holds no lock and reads nothing."""
+    """An exported snapshot, which shows exactly the transactions with ``commit_lsn`` < ``consistent_point``. Tasks pass
+    ``name`` to SET TRANSACTION SNAPSHOT, on this server and database, during the block of :func:`exported_snapshot`.
+    ``holder`` is the connection whose open transaction keeps the snapshot. It holds no lock and reads nothing."""
 
     consistent_point: Lsn
     name: str
@@ -59,8 +62,8 @@ def exported_snapshot(
     """Exports a snapshot for the duration of the block. The snapshot locks no table. So each reading of a table checks
     whether the table is still as the snapshot shows it (:mod:`pgcdc_assets.source.snapshot.reading`).
 
-    Waits for every open transaction of the cluster, at most ``lock_seconds`` each. After that time, CopyBlocked names
-    the blocking transactions. ``on_wait`` is called during the wait; without it, the wait is logged.
+    First waits for every open transaction of the cluster, at most ``lock_seconds`` for each. After that time,
+    CopyBlocked names the blocking transactions. ``on_wait`` is called during the wait; without it, the wait is logged.
     """
     with (
         connect(conninfo, application_name=f"{APPLICATION}/snapshot") as holder,
@@ -95,9 +98,10 @@ def _take(
 def _gate(holder: SourceConnection, observer: SourceConnection) -> None:
     """Waits until every transaction that the snapshot shows as ended is also ended for new snapshots.
 
-    Slot creation may return a snapshot while a transaction has written its commit record and not yet set its commit
-    status. A read under this snapshot would set hint bits for "aborted", and the source itself would lose the rows for
-    good. PostgreSQL fixed this fault in 2026, but many servers do not have the fix yet.
+    Slot creation may return its snapshot while a transaction that the snapshot shows as ended has written its commit
+    record, but not yet set its commit status. A read under this snapshot would take the transaction for aborted, and
+    set hint bits that say so. Then the source itself would lose the transaction's rows. PostgreSQL fixed this fault in
+    2026, but many servers do not have the fix yet.
     """
     ours = _Xids.parse(_scalar(holder, "SELECT pg_current_snapshot()::text"))
     deadline = time.monotonic() + _GATE_SECONDS
@@ -106,7 +110,7 @@ def _gate(holder: SourceConnection, observer: SourceConnection) -> None:
             raise CopyBlocked(
                 f"transactions that the snapshot shows as ended are still open after {_GATE_SECONDS} s",
                 thing="snapshot",
-                do="run again; if this repeats, look for transactions that wait for a synchronous standby",
+                do="run the command again; if this repeats, look for transactions that wait for a synchronous standby",
             )  # fmt: skip
         time.sleep(_GATE_POLL_SECONDS)
 
@@ -124,8 +128,8 @@ class _Xids:
         return cls(int(xmax), frozenset(int(xid) for xid in running.split(",") if xid))
 
     def agrees(self, fresh: _Xids) -> bool:
-        """Whether ``fresh`` is at least as new, and each transaction that has ended here has also ended in
-        ``fresh``."""
+        """Whether each transaction that has ended according to this snapshot has also ended according to ``fresh``, a
+        snapshot that was taken later."""
         return fresh.xmax >= self.xmax and all(xid in self.running for xid in fresh.running if xid < self.xmax)
 
 
@@ -137,11 +141,13 @@ def _scalar(conn: SourceConnection, query: str) -> str:
 def shown_tables(
     snapshot: Snapshot, names: Sequence[TableName], publications: Sequence[str]
 ) -> tuple[dict[TableName, Table], dict[TableName, CopyOutdated | CopyBlocked]]:
-    """Returns the tables of ``names`` that the snapshot shows as published, and the errors of unreadable tables.
+    """Returns the tables of ``names`` that the snapshot shows as published, and an error for each table that cannot be
+    copied under this snapshot.
 
-    A table is unreadable if it was altered after the snapshot, or if it is locked so that its row filter cannot be
-    read. No lock keeps the tables unchanged, and some catalog functions return the current state under any snapshot. So
-    the catalog is read twice. A fact that both readings show in the same way did not change between them.
+    A table cannot be copied if it was altered after the snapshot, or if it is locked so that its row filter cannot be
+    read. No lock keeps the tables unchanged, and some catalog functions ignore the snapshot and return the current
+    state. So the catalog is read twice: under the snapshot, and as it is now. What both readings show in the same way
+    has not changed between them.
     """
     blocked: dict[TableName, CopyBlocked] = {}
     with snapshot.reading() as conn:
@@ -157,5 +163,5 @@ def shown_tables(
             outdated[name] = CopyOutdated("is no longer published, or was dropped", thing=f"table {name}")
         elif name not in now or any(c.difference is not Difference.COLUMN_ADDED for c in changes(table, now[name])):
             outdated[name] = CopyOutdated("was altered right after the snapshot", thing=f"table {name}",
-                                          do="run again with a new snapshot")  # fmt: skip
+                                          do="run the command again, which takes a new snapshot")  # fmt: skip
     return {name: then[name] for name in names if name in then}, outdated

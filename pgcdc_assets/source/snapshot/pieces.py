@@ -35,9 +35,9 @@ _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '100ms'"
 
 @dataclass(frozen=True)
 class Piece:
-    """One COPY statement that returns CSV with a column per published column: values quoted, NULL empty and unquoted.
-    ``leaf``: the leaf to read; None for a plain table. ``oid``: the OID of the relation to read, because its name may
-    change before the reading. ``bytes_estimate`` is 0 if unknown."""
+    """A part of a table's copy, as one COPY statement. The statement returns CSV with the published columns: values are
+    quoted, and NULL is empty and unquoted. ``leaf``: the leaf to read; None for a plain table. ``oid``: the OID of the
+    relation to read, because its name may change before it is read. ``bytes_estimate`` is 0 if unknown."""
 
     table: Table
     leaf: TableName | None
@@ -55,7 +55,8 @@ class Piece:
         return self.leaf or self.table.name
 
     def statement(self, relation: str) -> str:
-        """Returns the COPY statement for ``relation``, as SQL. ONLY leaves out children of an inheritance parent."""
+        """Returns the COPY statement, with ``relation`` as the current name as SQL. It uses ONLY, because children of
+        an inheritance parent have their own mirrors."""
         where = f" WHERE {self.condition}" if self.condition else ""
         query = f"SELECT {self.columns} FROM ONLY {relation}{where}"  # noqa: S608  (identifiers are quoted)
         return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, ENCODING '{self.encoding}')"
@@ -70,26 +71,28 @@ class _Storage:
 
 def pieces(conn: psycopg.Connection[Any], table: Table, target_bytes: int) -> list[Piece]:
     """Cuts a table into pieces of about ``target_bytes`` on the source's disk, with at least one piece per leaf.
-    ``conn`` need not be under the snapshot: the current sizes suffice, because the last piece of each leaf has no upper
-    bound, and the snapshot shows no rows in pages added later. Raises CopyOutdated if a leaf was dropped."""
+    ``conn`` may see newer sizes than the snapshot. This does no harm, because the last piece of each leaf has no upper
+    bound, and the snapshot shows no rows in pages that were added later. Raises CopyOutdated if a leaf was dropped."""
     relations: dict[int, TableName | None] = {table.oid: None}
     if table.partitioned:
         relations = {leaf.oid: leaf.name for leaf in sorted(table.leaves, key=lambda leaf: leaf.name)}
     storages = _storages(conn, list(relations))
     if missing := relations.keys() - storages.keys():
-        raise CopyOutdated(f"{len(missing)} of its relations are gone", thing=f"table {table.name}", do="run again")
+        raise CopyOutdated(f"was dropped, or {len(missing)} of its partitions were", thing=f"table {table.name}",
+                           do="run the command again, which reads the catalog again")  # fmt: skip
     encoding = encoding_of(conn).name
     cut = (_cut(table, leaf, oid, storages[oid], target_bytes) for oid, leaf in relations.items())
     return [replace(piece, encoding=encoding) for found in cut for piece in found]
 
 
 def bytes_on_disk(conn: psycopg.Connection[Any], relations: Iterable[int]) -> int:
-    """Returns the size of relations, with TOAST data and without indexes: about what copies of them read."""
+    """Returns the size of relations on disk, with TOAST data and without indexes. A copy reads about as much."""
     return sum(storage.size for storage in _storages(conn, list(relations)).values())
 
 
 def _storages(conn: psycopg.Connection[Any], oids: list[int]) -> dict[int, _Storage]:
-    """Returns each relation's storage by OID. If a lock is not free for 100 ms, uses the planner's statistics."""
+    """Returns each relation's storage by OID. If a relation stays locked for 100 ms, estimates the sizes from
+    pg_class.relpages."""
     sizes: dict[int, tuple[int, int]] = {}
     with suppress(LockNotAvailable), conn.transaction():
         conn.execute(_LOCK_TIMEOUT)

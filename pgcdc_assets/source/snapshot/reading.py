@@ -1,12 +1,14 @@
 """Reads one piece of a table under a snapshot, while other sessions use the table.
 
-Our session requests the table's lock with NOWAIT, again and again, while it holds no other lock. It releases the lock
-as soon as the piece was read. If another session waits for the table during the reading, the holder of the snapshot
-interrupts the reading (:func:`giving_way`), and the piece is read again.
+A copy must not delay other sessions. So our session requests the table's lock with NOWAIT, again and again, while it
+holds no other lock. It releases the lock as soon as the piece was read. If another session waits for the table during
+the reading, the process that holds the snapshot interrupts the reading (:func:`giving_way`). The piece is then read
+again.
 
-So no lock keeps the table as the snapshot shows it. After a TRUNCATE or a rewrite, the copy would be empty without an
-error. If two columns have swapped names, each column would get the values of the other column. All these changes leave
-a new relfilenode or a new row of pg_attribute, which are compared before and after the piece is read.
+So between two readings, no lock keeps the table as the snapshot shows it. After a TRUNCATE or a rewrite, a reading
+would return no rows, without an error. If two columns have swapped names, each column would get the values of the other
+column. All these changes leave a new relfilenode or a new row of pg_attribute. So both are compared before and after
+the piece is read.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ from pgcdc_assets.source.slot.blockers import lockers
 from pgcdc_assets.source.snapshot.pieces import Piece
 
 READING: Final = f"{APPLICATION}/copy"
-"""application_name of the sessions that read pieces. Only these sessions may be interrupted at any time."""
+"""application_name of the sessions that read pieces. :func:`interrupt` cancels only sessions with this name."""
 READINGS: Final = 6
-"""The most readings of one piece. A migration alters a table a few times; endless DDL must not delay a run for ever."""
+"""The most times that one piece is read. A migration alters a table a few times. DDL that never ends must not delay a
+run for ever."""
 PATIENCE_SECONDS: Final = 10.0
-"""Seconds that one attempt waits until the table is free. One of Spark's cores is idle during this time."""
+"""The most seconds that one attempt waits until the table is free. One of Spark's cores is idle during this time."""
 _PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
-"""Seconds between two requests for the lock. The last pause is repeated."""
+"""Seconds to wait after the first, second, third ... refused request for the lock. The last pause is repeated."""
 _POLL_MILLISECONDS: Final = 500
 _LOCK_TIMEOUT: Final = "100ms"
 """lock_timeout for the indexes and the TOAST table, which COPY locks too. REINDEX may have locked them."""
@@ -67,14 +70,15 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class _Storage:
-    """A relation as one snapshot shows it: its name as SQL, its file, and the pg_attribute rows of its columns."""
+    """A relation as one snapshot shows it: its name as SQL, its file, and ``attnum:xmin`` of each column's row in
+    pg_attribute."""
 
     name: str
     relfilenode: int
     columns: frozenset[str]
 
     def still_holds(self, then: _Storage) -> bool:
-        """Whether all columns and rows of ``then`` can still be read. Added columns do not matter."""
+        """Whether a reading now still returns all columns and rows of ``then``. Columns added since do not matter."""
         return self.relfilenode == then.relfilenode and then.columns <= self.columns
 
 
@@ -126,7 +130,7 @@ def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[st
         if now is None or then is None or not now.still_holds(then):
             raise _outdated(piece)
         try:
-            # NOWAIT also fails while another session is ahead of us in the queue for a conflicting lock.
+            # NOWAIT also fails while another session waits for a conflicting lock.
             conn.execute(f"LOCK TABLE ONLY {now.name} IN ACCESS SHARE MODE NOWAIT".encode())
             return now.name, then
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -134,7 +138,7 @@ def _begin(conn: SourceConnection, snapshot_name: str, piece: Piece) -> tuple[st
         if time.monotonic() - started > PATIENCE_SECONDS:
             who = ", ".join(str(one) for one in lockers(conn, [piece.oid])) or "a session that has just ended"
             raise CopyBlocked(f"cannot be read, because it is locked by {who}", thing=f"table {piece.relation}",
-                              do="run again when that transaction has ended")  # fmt: skip
+                              do="run the command again when that transaction has ended")  # fmt: skip
         time.sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
         tries += 1
 
@@ -149,7 +153,7 @@ def import_snapshot(conn: SourceConnection, snapshot_name: str | None) -> None:
 
 
 class _SnapshotGone(SourceUnavailable):
-    """The snapshot is gone, so reading again cannot succeed."""
+    """The snapshot no longer exists, so reading the piece again cannot succeed."""
 
 
 def _storage(conn: SourceConnection, piece: Piece) -> _Storage | None:
@@ -160,21 +164,22 @@ def _storage(conn: SourceConnection, piece: Piece) -> _Storage | None:
 
 def _outdated(piece: Piece) -> CopyOutdated:
     return CopyOutdated("was truncated, rewritten, altered or dropped since the snapshot",
-                        thing=f"table {piece.relation}", do="run again with a new snapshot")  # fmt: skip
+                        thing=f"table {piece.relation}",
+                        do="run the command again, which takes a new snapshot")  # fmt: skip
 
 
 def _given_up(why: PgcdcError) -> PgcdcError:
     if isinstance(why, CopyOutdated):
         return why
-    # CopyBlocked is also right if the last session was lost, because the session may have been terminated for a waiting
-    # session. If the source is gone, the next connection reports this.
-    return CopyBlocked(f"other sessions waited for it each of the {READINGS} times that it was read", thing=why.thing,
-                       do="run again when they have finished")  # fmt: skip
+    # The connection may have been lost because giving_way() terminated our session for a waiting session. So this is
+    # CopyBlocked too. If the source is gone, the next connection reports this.
+    return CopyBlocked(f"was not copied: each of {READINGS} readings was interrupted for a session that waited for it",
+                       thing=why.thing, do="run the command again when these sessions have finished")  # fmt: skip
 
 
 @contextmanager
 def _typed(piece: Piece) -> Iterator[None]:
-    """Converts the server's errors to the errors of a piece."""
+    """Converts errors of the server and of the connection to Interrupted, or to errors that name the piece's table."""
     try:
         yield
     except psycopg.Error as error:
@@ -184,8 +189,7 @@ def _typed(piece: Piece) -> Iterator[None]:
     except _SnapshotGone:
         raise
     except SourceUnavailable as error:
-        # We may have terminated the session ourselves while it waited for the network. The next connection shows
-        # whether the source is gone.
+        # giving_way() may have terminated our session. The next connection shows whether the source is gone.
         raise Interrupted(SourceUnavailable(error.what, thing=f"table {piece.relation}")) from None
 
 
@@ -251,11 +255,12 @@ def _expect(pgconn: pq.abc.PGconn, status: pq.ExecStatus) -> None:
 # Sessions that wait for a table -----------------------------------------------------------------
 
 _SEARCH_SECONDS = 0.2
-"""Seconds between two searches for waiting sessions. Applications that queue behind such a session lose that time."""
+"""Seconds between two searches for sessions that wait for a table. Applications that queue behind such a session wait
+up to this time longer."""
 _CONNECT_SECONDS = 3
-# ACCESS SHARE conflicts only with ACCESS EXCLUSIVE. pg_blocking_pids is not used: it stops the lock manager for a
-# moment and does not show a standby's replay process. Sessions in ``asked`` are terminated, because they ignored a
-# cancel request.
+# Our readings hold ACCESS SHARE, which conflicts only with ACCESS EXCLUSIVE. We do not call pg_blocking_pids, because
+# it stops the lock manager for a moment and does not show a standby's replay process. Sessions in ``asked`` were
+# cancelled before and still run, so they are terminated.
 _INTERRUPT = """
 SELECT a.pid, CASE WHEN a.pid = ANY(%(asked)s::int[]) THEN pg_catalog.pg_terminate_backend(a.pid)
                    ELSE pg_catalog.pg_cancel_backend(a.pid) END
@@ -269,7 +274,8 @@ WHERE a.application_name = %(reading)s AND a.datname = current_database() AND a.
 
 @contextmanager
 def giving_way(conninfo: str) -> Iterator[None]:
-    """During the block, a session that waits for a table that we read gets the table within half a second."""
+    """Interrupts our readings during the block, so that a session that waits for a table gets it within half a
+    second."""
     ended = threading.Event()
     thread = threading.Thread(target=_interrupt_readings, args=(conninfo, ended), name="waiters", daemon=True)
     thread.start()
@@ -282,7 +288,7 @@ def giving_way(conninfo: str) -> Iterator[None]:
 
 def _interrupt_readings(conninfo: str, ended: threading.Event) -> None:
     """Interrupts readings that other sessions wait for, until ``ended`` is set. Connects again if the connection is
-    lost. The holder of the snapshot notices if the source is gone."""
+    lost. If the source is gone, the connection that holds the snapshot reports this."""
     while not ended.wait(_SEARCH_SECONDS):
         with (
             suppress(PgcdcError, psycopg.Error),
@@ -294,7 +300,7 @@ def _interrupt_readings(conninfo: str, ended: threading.Event) -> None:
 
 
 def interrupt(conn: SourceConnection, asked: set[int]) -> set[int]:
-    """Cancels our readings that other sessions wait for, and returns the pids of these readings. Terminates readings in
-    ``asked``, which were cancelled before, because a backend that waits until we read from its socket ignores a cancel
-    request."""
+    """Cancels our readings that other sessions wait for, and returns their pids. ``asked``: the pids that the previous
+    call returned. Readings among them are terminated, because a backend ignores a cancel request while it waits for us
+    to read from its socket."""
     return {pid for pid, _ in conn.execute(_INTERRUPT, {"asked": sorted(asked), "reading": READING})}

@@ -1,7 +1,7 @@
-"""Reads frames from the slot.
+"""Reads pgoutput's messages from the slot, as frames of the streaming replication protocol.
 
 subscribe -> drain
 
-subscribe   checks, before the first frame, that log, slot and source belong together; begins the drain or the stream
-drain       reads a backlog of WAL through the SQL functions
+subscribe   checks that log, slot and source belong together; then begins a drain or the stream
+drain       reads a large backlog of WAL through SQL functions, which is faster than the stream
 """

@@ -1,11 +1,13 @@
-"""Reads a backlog of WAL through the SQL functions, before the stream begins. The frames are the same as the stream's.
+"""Reads a large backlog of WAL through SQL functions before the stream begins, which is called a **drain**.
 
-The walsender sends each message separately, and this limits its speed. ``pg_logical_slot_get_binary_changes`` decodes
-the same WAL with the same plugin, and passes all of it to COPY, which fills the socket. Each call reads one range of
-WAL, on a temporary copy of the slot. The slot itself is advanced only to the durable end of the log.
+The walsender sends each message separately, which limits its speed. ``pg_logical_slot_get_binary_changes`` decodes the
+same WAL with the same plugin, and returns the same messages in bulk, through COPY. Each call reads one range of WAL, on
+a temporary copy of the slot. The slot itself is advanced only to the durable end of the change log. The receiver gets
+the same frames as from the stream.
 
-Each call collects its range on the server, in memory up to ``work_mem`` and then in a file, before it sends the first
-row. Each call begins to read at the oldest open transaction: see :attr:`Drain.over`.
+The server collects the rows of a call before it sends the first one, in memory up to ``work_mem`` and then in a file.
+Each call begins to read at the oldest open transaction, so a long transaction makes each call read more WAL again. The
+drain ends when this costs too much (:attr:`Drain.over`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.positions import FLUSH_LSN, WITHIN
 
 LEAST_BYTES: Final = 32 << 20
-"""A smaller backlog is streamed: a drain first copies the slot, and the stream sends this much WAL in that time."""
+"""A smaller backlog is streamed. A drain has to copy the slot first, and the stream sends this much WAL in the same
+time."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +45,22 @@ class RangeLimits:
 
     smallest_range: int = 256 << 20
     largest_range: int = 512 << 20
-    """The most that one call decodes. Each call begins to read at the slot's restart_lsn, which moves only at WAL
+    """The most that one call decodes. Each call begins to read at the slot's restart_lsn. This LSN moves only at WAL
     records of the running transactions (every 15 s, and at checkpoints), and never past the oldest open transaction. So
-    each call reads WAL again. Transactions that were sent before cost an eighth of their first decoding, and open
-    transactions cost as much as the first time. So ranges are large, and at least half as large as the WAL that is read
-    again. A transaction is sent completely with the range that contains its commit."""
+    each call reads some WAL again: a transaction that was sent before costs an eighth of its first decoding, and an
+    open transaction costs as much as the first time. To limit this cost, a range is at least half as large as the WAL
+    that is read again, if ``largest_range`` allows it. A transaction is sent completely with the range that contains
+    its commit."""
     unsure_bytes: int = 1 << 20
-    """If the flush position lies inside a record, a range ends at least this many bytes below it, because the record
-    probably begins above that LSN. In a range that ends inside an incomplete record, the decoding function waits for
-    the record's end, for seconds on an idle source. This still happens if the record is larger."""
+    """If the flush position may lie inside a record, a range ends at least this many bytes below it, so that the range
+    probably ends below this record. Otherwise the decoding function waits until the record is complete, which takes
+    seconds on an idle source. A record of more than this size still causes this wait."""
     release_bytes: int = 256 << 20
-    """The slot is advanced after this much WAL became durable in the log, because advancing reads the WAL again."""
+    """The slot is advanced each time that this much more WAL is durable in the log. It is not advanced more often,
+    because this reads the WAL again."""
     touch_seconds: float = 10.0
-    """The slot is acquired at least every this many seconds. PostgreSQL invalidates a slot that is not acquired for
-    long (idle_replication_slot_timeout), even if a copy of it is in use."""
+    """The longest time between two uses of the slot itself. PostgreSQL invalidates a slot that is not used for a long
+    time (idle_replication_slot_timeout), even if a copy of it is in use."""
     held_seconds: float = 30.0
     """The run ends if another process holds the slot for this many seconds when we need to advance it."""
 
@@ -63,16 +68,16 @@ class RangeLimits:
 RANGE_LIMITS: Final = RangeLimits()
 
 _MOST_AGAIN: Final = 8
-"""The drain is over if the next call would read more than this many times ``largest_range`` of WAL that an earlier call
-has read. The stream then costs less."""
+"""The drain ends if the next call would have to read again more WAL than this many times ``largest_range``. The stream
+then costs less."""
 _PREAMBLE: Final = 19
 """Bytes of binary COPY ahead of the first row, in the same message: signature, flags and extension."""
 _TRAILER: Final = 2
 _SHIFT: Final = 5
-"""Offset at which a row of (lsn, 0::int8, data) reads as an XLogData frame, so that nothing is copied. A row is the
-number of columns (2 bytes), then the length (4 bytes) and the value of each column: ``lsn`` is at byte 6 and the
-message at byte 30. In an XLogData frame, the LSN is at byte 1 and the message at byte 25. The frame's kind
-(FrameKind.ROW) is byte 5, the last byte of the length of ``lsn``."""
+"""Offset from which a row of (lsn, 0::int8, data) has the layout of an XLogData frame, so that no byte is copied. A row
+is the number of columns (2 bytes), then the length (4 bytes) and the value of each column. So ``lsn`` is at byte 6, and
+the message at byte 30. In an XLogData frame, the LSN is at byte 1, and the message at byte 25. In the place of the
+frame's kind is byte 5 of the row: the last byte of the length of ``lsn``, which is always 8 (FrameKind.ROW)."""
 _COMMIT_END: Final = XLOG_DATA.size + COMMIT.at("end_lsn")
 """Offset of end_lsn in a frame with a Commit message."""
 
@@ -107,9 +112,9 @@ class SlotCopy:
 
 
 class Drain(FrameSource):
-    """Reads a backlog from the copy's LSN on, one range of WAL after another, until :attr:`over` is true. During a
-    range, the drain's connection runs nothing else. An error drops the connection's temporary slots, so commands that
-    may fail run on ``beside``."""
+    """Reads a backlog from the LSN of the slot's copy on, one range of WAL after another, until :attr:`over` is true.
+    During a range, the connection of the copy runs nothing else. An error on it would drop the copy, which is a
+    temporary slot. So commands that may fail run on another connection, ``beside``."""
 
     def __init__(
         self, copy: SlotCopy, beside: psycopg.Connection[Any], limits: RangeLimits, *, goal: Lsn, drain_bytes: int
@@ -117,8 +122,8 @@ class Drain(FrameSource):
         self.position = copy.position
         """A boundary: :meth:`take` has returned all transactions with a commit below this LSN."""
         self.over = False
-        """Whether the drain is over: the stream would send the rest sooner, or a transaction has been open for so long
-        that each call would decode the same WAL again."""
+        """Whether the drain has ended: the stream would send the rest sooner, or a transaction has been open for so
+        long that each further call would read too much WAL again."""
         self._goal, self._drain_bytes = goal, drain_bytes
         self._connection = copy.connection
         self._beside = beside
@@ -155,8 +160,9 @@ class Drain(FrameSource):
         return self._frames(rows) if len(rows) else rows
 
     def flushed(self, lsn: Lsn) -> None:
-        """Called when the log is durable up to ``lsn``. Between two ranges, the slot is advanced to ``lsn``. During a
-        range the slot is only touched: advanced to its own position, which decodes nothing."""
+        """Must be called when the log is durable up to ``lsn``. The slot is advanced to ``lsn`` before the next range.
+        During a range, it is only advanced to its own position. This decodes nothing, but PostgreSQL counts it as a use
+        of the slot (see :attr:`RangeLimits.touch_seconds`)."""
         self._flushed = max(self._flushed, lsn)
         now = time.monotonic()
         if now >= self._touch_due:
@@ -164,14 +170,16 @@ class Drain(FrameSource):
             self._advance_to(self._advanced)
 
     def end(self) -> None:
-        """Drops the copy of the slot when the drain is over. Otherwise the copy would retain WAL during the stream."""
+        """Advances the slot and drops its copy, after the drain. Otherwise the copy would retain WAL during the
+        stream."""
         self._advance(1)
         self._connection.execute(f"SELECT pg_drop_replication_slot({literal(self._copy)})")
 
     def finish(self) -> None:
         """Ends the drain at any time. Cancels the current range, and advances the slot to the durable LSN."""
         with suppress(PgcdcError, OperationalError):
-            # A slot that stays below the log's end does no harm: the log recognises changes that are sent again.
+            # If this fails, the slot stays below the log's end. This does no harm, because the receiver skips changes
+            # that are already in the log.
             if self._upto is not None:
                 self._connection.cancel()
                 self._discard_until_ready()
@@ -205,7 +213,8 @@ class Drain(FrameSource):
         return FrameBlock.of([keepalive_frame(self.position)])
 
     def _advance(self, least: int) -> None:
-        """Advances the slot to the durable LSN if that is at least ``least`` bytes ahead. Never moves the slot back."""
+        """Advances the slot to the durable LSN if this is at least ``least`` bytes above the slot. Never moves the slot
+        back."""
         if self._flushed - self._advanced >= least:
             self._advance_to(self._flushed)
 
@@ -214,7 +223,8 @@ class Drain(FrameSource):
             self._beside.execute(_ADVANCE, [self._slot, str(lsn)])
         except psycopg.Error as error:
             typed = of_exception(error).typed(f"slot {self._slot}")
-            # Another process, such as monitoring, may hold the slot for a moment. A slot held for longer retains WAL.
+            # Another process, such as monitoring, may hold the slot for a moment. If it holds the slot for longer, the
+            # run must end with an error, because the slot retains WAL as long as it is not advanced.
             self._refused_at = self._refused_at or time.monotonic()
             held = time.monotonic() - self._refused_at
             if not isinstance(typed, SlotActive) or held > self._limits.held_seconds:

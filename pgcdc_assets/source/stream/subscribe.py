@@ -1,4 +1,5 @@
-"""Checks that log, slot and source belong together, then drains a backlog through the SQL functions, then streams."""
+"""Checks that change log, slot and source belong together. Then begins to read: first a large backlog through SQL
+functions (see :mod:`pgcdc_assets.source.stream.drain`), then the stream."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _RETRY_SECONDS = 0.1
 
 
 class FrameStream(Protocol):
-    """The interface of a connection that the receiver needs."""
+    """What the receiver needs of a connection: the stream itself, or a drain that becomes the stream."""
 
     @property
     def endpoint(self) -> str:
@@ -48,29 +49,30 @@ class FrameStream(Protocol):
         """Reports our positions to the server."""
 
     def at_work(self) -> bool:
-        """Whether the server is working for us, or has answered a query, although no frame arrives."""
+        """Whether another connection sees that the server still works for us, although no frame arrives."""
 
     def end_stream(self) -> None:
-        """Releases the slot."""
+        """Ends the stream or the drain, so that another process can use the slot."""
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """The slot and the publications to subscribe to, the options, and a connection that reads the catalog."""
+    """What to read from the source: the slot, the publications and pgoutput's options. ``conn``: an SQL connection, to
+    check the slot."""
 
     conn: psycopg.Connection[Any]
     slot: str
     publications: Sequence[str]
     options: PluginOptions = FIRST_VERSION
     keep_waiting: Callable[[], bool] = lambda: True
-    """Called while another process holds the slot. False ends the wait."""
+    """Called repeatedly while another process holds the slot. If it returns False, the wait ends with SlotActive."""
 
 
 def check_identity(
     stream: ReplicationConnection, log: Identity, log_timeline: int, transform_lsn: Lsn, highest: Lsn = ZERO
 ) -> SystemIdentity:
     """Checks that the changes in the log and the lake come from this source. Raises IdentityMismatch or LogAhead.
-    ``highest``: the highest LSN of any table of the lake. A table that was just copied is above the log's end."""
+    ``highest``: the highest LSN of any mirror. It may be above the log's end if a table was just copied."""
     source = stream.identify()
     thing = "change log"
     if source.system_identifier != log.system_identifier:
@@ -96,7 +98,7 @@ def check_identity(
 
 @dataclass(frozen=True)
 class LakeEnd:
-    """The LSN up to which log and lake have the source's changes, as a text for errors."""
+    """The highest LSN of change log and lake. ``str()`` describes it for error messages."""
 
     transform_lsn: Lsn
     highest: Lsn
@@ -116,14 +118,14 @@ class LakeEnd:
 
 
 def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, end: LakeEnd) -> None:
-    """Checks that log and lake end at or below the fork, if the source is a promoted standby. The source lacks the old
-    primary's changes above the fork. The source's own transactions above the fork would be skipped, because the log
-    seems to contain them."""
+    """If the source is a promoted standby, checks that log and lake end at or below the fork, which is the LSN at which
+    it was promoted. The source lacks the old primary's changes above the fork. If the log has such changes, pgcdc would
+    skip the source's own transactions with the same LSNs, because the log seems to contain them."""
     if now == log_timeline:
         return
     if now < log_timeline:
         raise IdentityMismatch(
-            f"holds timeline {log_timeline}, but the source is on timeline {now}",
+            f"was written on timeline {log_timeline}, but the source is on the older timeline {now}",
             thing="change log", lsn=end.transform_lsn, do="set `source` to the current primary",
         )  # fmt: skip
     fork = stream.timeline_history(now).get(log_timeline)
@@ -139,10 +141,10 @@ def begin(
     asked: Subscription, connection: ReplicationConnection, transform_lsn: Lsn, *, start_lsn: Lsn | None = None,
     drain_bytes: int = LEAST_BYTES, limits: RangeLimits = RANGE_LIMITS,
 ) -> tuple[FrameStream, Lsn]:  # fmt: skip
-    """Returns the frames from ``transform_lsn`` on, and the lowest LSN that a status update may report. If
-    ``start_lsn`` is given, which is below ``transform_lsn``, the frames begin there. A backlog of at least
-    ``drain_bytes`` of WAL is drained before the stream, if the slot is free and at the log's end. Raises
-    :func:`start_stream`'s errors."""
+    """Begins to read the slot at ``transform_lsn`` or, if given, at ``start_lsn``, which is below ``transform_lsn``.
+    Returns the stream, and the lowest LSN that a status update may report. A backlog of at least ``drain_bytes`` of WAL
+    is drained before the stream begins, if the slot is free and at the log's end. Raises the errors of
+    :func:`start_stream`."""
     drain = None if start_lsn is not None else _drain(asked, connection, transform_lsn, drain_bytes, limits)
     if drain is None:
         return connection, start_stream(asked, connection, transform_lsn, start_lsn)
@@ -150,7 +152,7 @@ def begin(
 
 
 class CatchUp:
-    """A drain, and then the stream on the same connection."""
+    """A drain that turns into the stream on the same connection, as soon as the drain has ended."""
 
     def __init__(self, stream: ReplicationConnection, drain: Drain, begin: Callable[[Lsn], object]) -> None:
         self._stream = stream
@@ -212,11 +214,11 @@ def _drain(
 
 
 def _copied(asked: Subscription, connection: ReplicationConnection, wire: SocketReader, at: Lsn) -> SlotCopy:
-    """Copies the slot, which must not be above the log's end. Raises the errors of ``check_slot``."""
+    """Makes a temporary copy of the slot. Raises the errors of ``check_slot`` if the slot is above the log's end."""
     name = f"pgcdc_drain_{connection.execute('SELECT pg_backend_pid()')[0][0]}"
     connection.execute(f"SELECT pg_copy_logical_replication_slot({literal(asked.slot)}, {literal(name)}, true)")
-    # The slot is checked after the copying: if another process has advanced the slot above the log's end, the copy may
-    # be above the log's end too.
+    # The slot is checked only now, because another process may have advanced it above the log's end before it was
+    # copied. The copy would then be above the log's end too, and changes would be lost.
     check_slot(require_slot(asked.conn, asked.slot), at)
     position = require_slot(asked.conn, name).confirmed_flush_lsn or at
     return SlotCopy(connection, wire, asked.slot, name, position, asked.publications, asked.options.whole)
@@ -228,8 +230,8 @@ def start_stream(
     """Runs START_REPLICATION at ``transform_lsn``, or at ``start_lsn``, which is below it. Returns the slot's
     ``confirmed_flush_lsn``, the lowest LSN that a status update may report.
 
-    Checks again, once the stream holds the slot, that the slot is not above the log's end. While the stream holds the
-    slot, no other process can confirm a position. Raises the errors of ``check_slot``, and SlotActive if another
+    Checks that the slot is not above the log's end, and checks this again after the stream has acquired the slot. From
+    that time, no other process can confirm a position. Raises the errors of ``check_slot``, and SlotActive if another
     process keeps the slot.
     """
     check_slot(require_slot(asked.conn, asked.slot), transform_lsn, two_phase=asked.options.two_phase)
@@ -241,7 +243,8 @@ def start_stream(
 
 
 def _patiently(asked: Subscription, attempt: Callable[[], None]) -> None:
-    """Tries again until the slot is free. After SLOT_PATIENCE_SECONDS raises SlotActive, which names the holder."""
+    """Repeats ``attempt`` until the slot is free. After SLOT_PATIENCE_SECONDS, raises SlotActive, which names the
+    process that holds the slot."""
     deadline = time.monotonic() + SLOT_PATIENCE_SECONDS
     while True:
         try:
