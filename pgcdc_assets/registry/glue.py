@@ -1,6 +1,7 @@
-"""Registers mirrors in the Glue Data Catalog of AWS. Credentials and endpoint come from the environment, as boto3 reads
-them. The entries have the form that Spark and Trino write for Delta tables. These engines read the columns from the
-Delta log. The entry's columns are for people who browse the catalog."""
+"""Registers mirrors in the Glue Data Catalog of AWS. boto3 takes credentials and endpoint from the environment.
+
+The entries have the form that Spark and Trino write for Delta tables. These engines read a table's columns from its
+Delta log. So the columns in an entry are only for people who browse the catalog."""
 
 from __future__ import annotations
 
@@ -13,25 +14,25 @@ from pgcdc_assets.registry.named import OWNER, NamedTable, refuse_other
 
 _MISSING: Final = "EntityNotFoundException"
 _FOR_ALL: Final = ("ExpiredToken", "UnrecognizedClient", "InvalidSignature", "Throttling", "InternalService")
-"""Beginnings of the error codes that every request would get."""
+"""Error codes, without their endings, that a request for any other table would get too."""
 _SECONDS: Final = 10
 _SEQUENCE_FILE: Final = {
     "InputFormat": "org.apache.hadoop.mapred.SequenceFileInputFormat",
     "OutputFormat": "org.apache.hadoop.hive.ql.io.HiveSequenceFileOutputFormat",
 }
-"""What Spark and Trino write for tables that Hive itself cannot read."""
+"""The formats that Spark and Trino write into entries of tables that Hive itself cannot read."""
 _SERDE: Final = "org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"
 
 
 def database(prefix: str, name: TableName) -> str:
-    """The database of a table. Glue and Hive keep names in lower case."""
+    """The name of the Glue or Hive database that contains the table's entry. Glue and Hive keep names in lower case."""
     return f"{prefix}{name.schema}".lower()
 
 
 def table_input(table: NamedTable, location: str) -> dict[str, Any]:
     """The entry of a Delta table in the form of Glue's ``TableInput``, which is also the form of a Hive metastore."""
     columns = [
-        # Hive has one type of timestamps, which has no time zone.
+        # Hive has only one type of timestamps, so timestamp_ntz becomes timestamp.
         {"Name": column.name, "Type": column.sql_type.replace("timestamp_ntz", "timestamp"),
          "Comment": (column.comment or "")[:255]}
         for column in table.columns
@@ -53,7 +54,7 @@ def table_input(table: NamedTable, location: str) -> dict[str, Any]:
 
 
 class Glue:
-    """The Glue Data Catalog of one region. ``prefix``: what each database's name begins with."""
+    """The Glue Data Catalog of one region. ``prefix``: a text put before the schema's name in each database's name."""
 
     def __init__(self, region: str, prefix: str) -> None:
         try:
@@ -88,7 +89,7 @@ class Glue:
         self._client.close()
 
     def _ask(self, call: Callable[..., Any], **request: Any) -> Any:
-        """The answer; None if the database or the table does not exist."""
+        """Calls Glue, and returns its answer; None if the database or the table does not exist."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         thing = f"Glue in {self._region}"
@@ -105,7 +106,8 @@ class Glue:
 
 
 def _shows(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether the entry has everything that it should have. It may have more, such as Glue's own parameters."""
+    """Whether the entry ``found`` has everything that is ``wanted``. It may have more, such as Glue's own
+    parameters."""
     for key, value in wanted.items():
         has = found.get(key)
         if isinstance(value, Mapping):

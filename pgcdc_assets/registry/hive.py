@@ -1,5 +1,5 @@
-"""Registers mirrors in a Hive metastore, through the metastore's own client. This client is among Spark's jars, so it
-runs in the JVM of the run's Spark session, and no further package is needed."""
+"""Registers mirrors in a Hive metastore, through Hive's own client. This client is among Spark's jars, so it runs in
+the JVM of the run's Spark session, and no further package is needed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from pgcdc_assets.spark.session import SparkOnDemand
 
 _MISSING: Final = ("NoSuchObjectException", "UnknownDBException", "InvalidObjectException")
-"""Java's exceptions for a missing table or database. ``createTable`` reports a missing database by the last one."""
+"""Hive's exceptions for a missing table or database. ``createTable`` raises the last one for a missing database."""
 _OF_ONE: Final = (*_MISSING, "AlreadyExistsException", "InvalidOperationException", "MetaException")
-"""Exceptions of a call that creates or changes something, which concern this table alone."""
+"""Exceptions of a call that creates or changes something. They concern only this table, so other tables are still
+registered."""
 _SECONDS: Final = "10s"
 
 
 class HiveMetastore:
-    """One metastore. ``uri``: ``thrift://host:port``. ``prefix``: what each database's name begins with."""
+    """One metastore. ``uri``: ``thrift://host:port``. ``prefix``: a text put before the schema's name in each
+    database's name."""
 
     def __init__(self, uri: str, prefix: str, session: SparkOnDemand) -> None:
         self._uri, self._prefix = uri, prefix
@@ -51,7 +53,7 @@ class HiveMetastore:
         base, entry = database(self._prefix, name), name.name.lower()
         found = self._ask(lambda: self._client.getTable(base, entry))
         if found is not None and found.getParameters().get(OWNER) == owner:
-            # The last two arguments: no data is deleted, and a missing table is no error.
+            # The last two arguments: Hive does not delete the table's files, and a missing table is no error.
             self._ask(lambda: self._client.dropTable(base, entry, False, True))
 
     def close(self) -> None:
@@ -96,8 +98,8 @@ class HiveMetastore:
         return storage.getLocation(), columns, parameters.get("comment")
 
     def _ask(self, call: Callable[[], Any], made: str | None = None) -> Any:
-        """The answer; None if the database or table does not exist. ``made``: the database in which something is
-        created or changed, so that a missing thing is an error."""
+        """Calls the metastore, and returns its answer; None if the database or table does not exist. ``made``: set if
+        the call creates or changes something in this database; a missing database or table is then an error."""
         thing = f"Hive metastore {self._uri}"
         try:
             return call()
@@ -113,5 +115,6 @@ class HiveMetastore:
 
 
 def _location(folder: Location) -> str:
-    """The location for Hadoop's file systems. A path gets its scheme, because the metastore's default may be HDFS."""
+    """The location as Hadoop writes it. A local path becomes a ``file:`` URI, because the metastore's default file
+    system may be HDFS."""
     return folder.for_hadoop if "://" in folder.text else folder.uri

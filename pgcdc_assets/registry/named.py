@@ -1,7 +1,7 @@
-"""A mirror as a catalog of a query engine shows it, and the contract that all such catalogs implement here.
+"""The content of a catalog entry for a mirror, and the interface that is implemented for each kind of catalog.
 
-A catalog entry belongs to one mirror of one project: its property OWNER says so. Entries without this mark, or with
-another project's mark, are never changed."""
+Each entry that pgcdc writes has the property OWNER, which says to which mirror of which source it belongs. Entries
+without this property, or with another value, are never changed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import LakeError, RegistryRefused
 
 OWNER: Final = "pgcdc.source"
-"""The property of an entry that names the mirror: system identifier, database, slot and table of the source."""
+"""The property of an entry that identifies the mirror, by system identifier, database, slot and table of the source."""
 
 _SQL_NAMES: Final = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
-"""SQL's names of Delta types, where they differ."""
+"""The names in SQL of the Delta types whose names in Delta are different."""
 
 
 @dataclass(frozen=True)
 class NamedColumn:
-    """A column. ``field``: the column as the ``schemaString`` of the Delta table describes it."""
+    """A column of an entry. ``field``: its description in the ``schemaString`` of the Delta table."""
 
     field: Mapping[str, Any]
 
@@ -46,7 +46,7 @@ class NamedColumn:
 
 @dataclass(frozen=True)
 class NamedTable:
-    """A mirror with its present columns."""
+    """The content of an entry: a mirror with the columns of its newest version."""
 
     name: TableName
     location: Location
@@ -57,8 +57,8 @@ class NamedTable:
 
     @classmethod
     def of(cls, layout: Layout, identity: Identity, name: TableName) -> Self:
-        """Reads the columns from the mirror's Delta log. The newest version counts, because who opens the table by its
-        name gets the newest version."""
+        """Reads the columns from the newest version in the mirror's Delta log, because a user who opens the table by
+        its name gets this version."""
         folder = layout.mirror(name)
         newest = DeltaLog(folder, with_files=False).newest()
         if newest is None:
@@ -71,18 +71,18 @@ class NamedTable:
 class Registry(Protocol):
     """A catalog in which mirrors are registered. Every call may be repeated.
 
-    RegistryUnreachable: the catalog does not answer, so calls for other tables would fail too. RegistryRefused: the
-    catalog refuses this table. Both messages contain names only, never credentials."""
+    A call raises RegistryUnreachable if the catalog does not answer, so that calls for other tables would fail too. It
+    raises RegistryRefused if the catalog refuses only this table. Messages contain names, but no credentials."""
 
     def put(self, table: NamedTable) -> None:
-        """Register the table, or change its entry if location, columns or comment differ. RegistryRefused if the name
-        belongs to an entry of another owner."""
+        """Registers the table, or changes its entry if location, columns or comment differ. Raises RegistryRefused if
+        the name belongs to an entry of another owner."""
 
     def remove(self, name: TableName, owner: str) -> None:
-        """Remove the table's entry, unless it has another owner. No data is deleted."""
+        """Removes the table's entry, unless it has another owner. Deletes no data."""
 
     def close(self) -> None:
-        """Release the connection."""
+        """Closes the connection to the catalog."""
 
 
 def owner(identity: Identity, name: TableName) -> str:
@@ -90,7 +90,8 @@ def owner(identity: Identity, name: TableName) -> str:
 
 
 def refuse_other(properties: Mapping[str, str] | None, table: NamedTable, entry: str) -> None:
-    """Raise RegistryRefused if the entry that has the table's name is not this mirror's own."""
+    """Raises RegistryRefused if the entry with the table's name does not belong to this mirror. ``properties``: the
+    entry's."""
     if (properties or {}).get(OWNER) != table.owner:
         raise RegistryRefused(
             f"the name {entry} is taken by a table that this project did not register", thing=f"table {table.name}",

@@ -1,6 +1,6 @@
 """Registers mirrors in Unity Catalog (the open-source server, or Databricks) as external Delta tables, by the REST API
-of https://github.com/unitycatalog/unitycatalog/blob/main/api/all.yaml. The API cannot change a table, so a changed
-table is deleted and created again, which leaves the table's files alone."""
+of https://github.com/unitycatalog/unitycatalog/blob/main/api/all.yaml. The API cannot change a table's entry. So if a
+mirror has changed, its entry is deleted and created again. This does not touch the mirror's files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pgcdc_assets.registry.named import OWNER, NamedTable, refuse_other
 TOKEN: Final = "UNITY_CATALOG_TOKEN"
 """The environment variable with the bearer token. Not needed for a server without authentication."""
 _SECONDS: Final = 10.0
-"""How long one request may take. A metadata request takes milliseconds."""
+"""Time limit of one request. A request for metadata normally takes milliseconds."""
 _FOR_ALL: Final = frozenset({401, 429})
-"""HTTP statuses that every request would get."""
+"""HTTP statuses that a request for any other table would get too."""
 _TYPE_NAMES: Final = {"integer": "INT"}
-"""Unity Catalog's names of Delta types, where they are not the same word in upper case."""
+"""Unity Catalog's names of the Delta types for which it does not use Delta's word in upper case."""
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -37,7 +37,7 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 class UnityCatalog:
-    """One catalog of a server. ``url``: the server's, without the path of the API."""
+    """One catalog of a server. ``url``: the server's URL, without the path of the API."""
 
     def __init__(self, url: str, catalog: str) -> None:
         self._api = f"{url.rstrip('/')}/api/2.1/unity-catalog"
@@ -91,7 +91,7 @@ class UnityCatalog:
         }  # fmt: skip
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """The answer as JSON; None for 404."""
+        """Sends a request, and returns the answer's JSON; None for status 404."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         if token := os.environ.get(TOKEN):
             headers["Authorization"] = f"Bearer {token}"
@@ -100,7 +100,7 @@ class UnityCatalog:
         thing = f"Unity Catalog {self._url}"
         try:
             with self._opener.open(request, timeout=_SECONDS) as answer:
-                # A deletion is answered by some text.
+                # The answer to DELETE is not always JSON.
                 return {} if method == "DELETE" else dict(json.loads(answer.read()))
         except HTTPError as error:
             if error.code == 404:
@@ -113,7 +113,7 @@ class UnityCatalog:
 
 
 def _code(error: HTTPError) -> str:
-    """The error's code and message, as the API's document defines them; empty if the answer is something else."""
+    """The code and message in the error's answer, if it has the form that the API defines; otherwise empty."""
     try:
         told = json.loads(error.read(4096))
         return f"({told['error_code']}: {str(told.get('message', ''))[:200]})"
@@ -127,7 +127,7 @@ def _type_name(of: Any) -> str:
 
 
 def _shown(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The parts of an entry that are compared. The server rewrites some texts: it gives types in lower case, and a
-    local folder as ``file:///folder``."""
+    """The parts of an entry that decide whether it must be written again. Types are compared in lower case, because the
+    server returns them so."""
     columns = [(column["name"], column["type_text"].lower(), column.get("comment")) for column in entry["columns"]]
     return entry["storage_location"], entry.get("comment"), columns

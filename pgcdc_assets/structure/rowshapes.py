@@ -1,19 +1,20 @@
-"""Decides how the rows that belong to a Relation message are read, or why they cannot be read with the mirror's
-structure. A :class:`Shape` is a Relation message with the catalog's facts about its relation.
-(:mod:`pgcdc_assets.structure.verdict` decides what then happens to the mirror.)
+"""Decides how the rows that follow a Relation message are read, or why they cannot be read with the structure of the
+mirror. A :class:`Shape` is a Relation message with the catalog's facts about its relation. If rows cannot be read,
+:mod:`pgcdc_assets.structure.verdict` decides what happens to the mirror.
 
-Columns are compared by attnum. PostgreSQL never assigns an attnum twice, so a column that was dropped and created again
-under its old name is noticed. A leaf has attnums of its own, which are translated into attnums of the root
-(:attr:`Leaf.numbering`). If that is not possible, the leaf's columns are compared by name, as PostgreSQL itself does.
-Rows may contain a new column that is NULL in all older rows. Rows with any other difference cannot be read.
+The columns of the message and of the mirror are compared by attnum. PostgreSQL never assigns an attnum twice, so a
+column that was dropped and created again under its old name is noticed. The attnums of a leaf are translated into
+attnums of the root (:attr:`Leaf.numbering`). If this is not possible, the leaf's columns are compared by name, as
+PostgreSQL itself does. A message may have a new column that is NULL in all older rows. With any other difference, its
+rows cannot be read.
 
-After a change of structure, the log below the LSN of the catalog check (:attr:`Lineage.since`) may contain rows in any
-structure since the copy. These rows are read as rows of the newest structure: a column that was added later has the
-value that PostgreSQL gives to older rows.
+After a change of structure, the log below the LSN of the catalog check (:attr:`Lineage.since`) may contain rows with
+any structure that the table has had since the copy. These rows are read with the newest structure: in a column that was
+added later, they have the value that PostgreSQL gives to older rows.
 
-The catalog is read after the message was written, and columns may have been renamed or dropped before it was read. A
-Relation message lists its columns by ascending attnum. If a name now belongs to another column, the attnums that the
-catalog gives for the message are not ascending.
+The catalog is read after the message was written. Before it was read, a column may have been renamed, or dropped and
+its name given to another column. A Relation message lists its columns by ascending attnum. So if the attnums that the
+catalog gives for the message's names do not ascend, a name now belongs to another column.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NOT_WHOLE = "REPLICA IDENTITY is no longer FULL, and there is no key"
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Why rows of a relation cannot be read with the structure of the mirror."""
+    """The result if rows cannot be read with the structure of the mirror. ``reason`` is a text for messages."""
 
     reason: str
 
@@ -41,10 +42,10 @@ class Unreadable:
 def table_of_rows(
     table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None
 ) -> Table | Unreadable:  # fmt: skip
-    """The table with which rows of the shape are read: ``table`` itself, or with the columns that the shape adds.
-    ``facts``: the shape's catalog facts, needed only for a new column. ``past``: the mirror has applied these rows
-    already, so a column that the shape lacks may be newer than the rows. ``after``: all rows of the shape belong to
-    transactions that commit at or above this LSN."""
+    """The structure with which rows of the shape are read: ``table`` itself, or ``table`` with the columns that the
+    shape adds. ``facts``: the shape's catalog facts, needed only for a new column. ``past``: whether the mirror has
+    already applied these rows; a column that the shape lacks may then have been added after them. ``after``: all rows
+    of the shape belong to transactions that commit at or above this LSN."""
     if unsettled(table, after):
         return _by_order(table, shape)
     reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
@@ -57,20 +58,22 @@ def table_of_rows(
 
 
 def unsettled(table: Table, after: Lsn | None) -> bool:
-    """Whether rows at or above ``after`` (None: all rows) may have an earlier structure of the table."""
+    """Whether rows may have an earlier structure of the table. ``after``: the rows' transactions commit at or above
+    this LSN; None if this is not known."""
     since = table.columns_since
     return since is not None and (after is None or after < since)
 
 
 def alignment(table: Table, shape: Shape, after: Lsn | None) -> Alignment | None:
-    """How rows of the shape are read; None if the names of the columns are enough."""
+    """The attnum of each value in rows of the shape, for rows that may have an earlier structure; None if the values
+    can be assigned by the names of the columns."""
     if not unsettled(table, after) or (told := _at_root(table, shape)) is None:
         return None
     return aligned(table, told)
 
 
 def _by_order(table: Table, found: Shape) -> Table | Unreadable:
-    """Does the work of :func:`table_of_rows` for rows that may have an earlier structure."""
+    """:func:`table_of_rows` for rows that may have an earlier structure. Finds the columns by their order."""
     shape = _at_root(table, found)
     if shape is None:
         return Unreadable(
@@ -112,9 +115,9 @@ def together(tables: Iterable[Table]) -> Table:
 
 
 def _newer_catalog(table: Table, shape: Shape) -> str | None:
-    """Why the catalog that was read for the message no longer had the message's columns; None if it had them. A column
-    whose name the catalog lacks is identified by the attnum of the mirror's column of this name, if the relation still
-    has this attnum. If the attnums of the message are not ascending, columns have exchanged their names."""
+    """Describes how columns were dropped or renamed between the message and the reading of the catalog; None if they
+    were not. If the catalog lacks a column of the message, the mirror's column of the same name gives the attnum, if
+    the relation still has this attnum. If the attnums do not ascend, columns have exchanged their names."""
     places: list[int] = []
     for column in shape.columns:
         known = _known(table, shape, column)
@@ -131,12 +134,12 @@ def _newer_catalog(table: Table, shape: Shape) -> str | None:
 
 
 def _leaf(table: Table, shape: Shape) -> bool:
-    """Whether the shape belongs to a leaf, and not to the table itself."""
+    """Whether the shape is the shape of a leaf, and not of the table itself."""
     return shape.relation_id != table.oid
 
 
 def _at_root(table: Table, shape: Shape) -> Shape | None:
-    """The shape with the attnums of the table; None for a leaf whose attnums cannot be translated."""
+    """The shape with the root's attnums; None for a leaf whose attnums cannot be translated."""
     if not _leaf(table, shape):
         return shape
     leaf = _numbered(table, shape)
@@ -149,7 +152,7 @@ def _at_root(table: Table, shape: Shape) -> Shape | None:
 
 
 def _numbered(table: Table, shape: Shape) -> Leaf | None:
-    """The leaf of the shape, if its attnums can be translated into the table's attnums."""
+    """The leaf that the shape belongs to, if its attnums can be translated into the root's; otherwise None."""
     return next((leaf for leaf in table.leaves if leaf.oid == shape.relation_id and leaf.numbering is not None), None)
 
 
@@ -190,10 +193,10 @@ def _other_columns(table: Table, shape: Shape, past: bool) -> str | None:
 
 
 def _known(table: Table, shape: Shape, column: ShapeColumn) -> Column | None:
-    """The mirror's column for a column of the shape; None if the mirror has no such column. A column that the catalog
-    no longer had is found by name and type. A column of a leaf is found by its attnum at the root, because its name may
-    belong to another column. If that attnum is not known, the column is found by name: any other change of columns then
-    causes a new copy."""
+    """The mirror's column for a column of the shape; None if the mirror has no such column. The column is found by its
+    attnum, for a leaf by its attnum at the root, because its name may belong to another column now. If the catalog no
+    longer had the column, it is found by name and type. If a leaf's attnums cannot be translated, its columns are found
+    by name. This is safe, because other changes of the columns of such a table cause a new copy."""
     leaf = _numbered(table, shape)
     if leaf is None and _leaf(table, shape):
         return next((known for known in table.columns if known.name == column.name), None)
@@ -220,13 +223,13 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
         if relation is None or fact is None or column.attnum is None:
             return Unreadable(f"column {column.name!r} is new, and the catalog no longer shows how it was added")
         if fact.missing is not None:
-            return Unreadable(f"column {column.name!r} was added with a default, which old rows get too")
+            return Unreadable(f"column {column.name!r} was added with a default, which older rows have too")
         attnum = fact.attnum if leaf is None else leaf.at_root(fact.attnum)
         if attnum <= newest:
-            return Unreadable(f"column {column.name!r} is published only now; its value in old rows is not known")
+            return Unreadable(f"column {column.name!r} is published only now; its value in older rows is not known")
         if _rewritten(table, shape, relation):
             return Unreadable(
-                f"column {column.name!r} was added and the table was rewritten: old rows may have values in it"
+                f"column {column.name!r} was added and the table was rewritten: older rows may have values in it"
             )
         if _dropped_before(table, shape, relation, fact.attnum):
             return Unreadable(
@@ -238,11 +241,12 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
 
 
 def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) -> bool:
-    """Whether a column was dropped that was newer than the copy and older than the column ``attnum``. The dropped
-    column may have had the same name."""
+    """Whether a column was added after the copy, and dropped, before the column ``attnum`` was added. It may have had
+    the same name, so values in the log may belong to it."""
     live, last = set(relation.live), table.highest_attnum
     if (leaf := _numbered(table, shape)) is not None:
-        # Derived from the next attnum: the root's last column may have been dropped before the leaf was created.
+        # Computed from the root's next attnum, because the leaf may lack the root's last column, if this was dropped
+        # before the leaf was created.
         last = leaf.of_root(table.highest_attnum + 1) - 1
     return bool(live) and any(number not in live for number in range(last + 1, attnum))
 

@@ -1,6 +1,7 @@
-"""Computes the structure that a mirror can get from its own rows when its table has changed, or says why it cannot.
+"""Computes the structure that a mirror gets when its table has changed, if the mirror's own rows are enough for it.
+Otherwise says why the table must be copied again.
 
-The system catalog proves which values the rows of a mirror have now:
+After an ALTER TABLE, the system catalog proves which values the table's rows have in the new structure:
 
 - a column with the same attnum is the same column, even if its name has changed;
 - a column that was added without a rewrite has the value of ``attmissingval`` in all older rows, or else NULL;
@@ -46,7 +47,7 @@ def successor(before: Table, now: Table, since: Lsn) -> Table:
 
 
 def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
-    """As :func:`successor`, if partitions were removed or were added without rows, and nothing else changed. The leaves
+    """Like :func:`successor`, for the case that only partitions were removed, or were added without rows. The leaves
     that stay keep the facts recorded for the mirror."""
     lineage = before.descent
     left = tuple({leaf.oid for leaf in before.leaves} - {leaf.oid for leaf in now.leaves})
@@ -60,14 +61,16 @@ def with_leaves(before: Table, now: Table, since: Lsn) -> Table:
 
 
 def _as_known(before: Table, now: Table) -> tuple[Leaf, ...]:
-    """The leaves of ``now``. A leaf that stays keeps its old name, because rows of the mirror contain this name."""
+    """The leaves of ``now``. A leaf that the mirror already has keeps its recorded name, even if it was renamed,
+    because rows of the mirror contain this name."""
     known = {leaf.oid: leaf for leaf in before.leaves}
     return tuple(known.get(leaf.oid, leaf) for leaf in now.leaves)
 
 
 def _with_missing(before: Table, now: Table) -> tuple[Column, ...]:
-    """The columns with the values that older rows had at the first catalog check. VACUUM FULL writes these values into
-    the rows, and PostgreSQL then deletes the values from the catalog, but the log may still contain older rows."""
+    """The columns of ``now``, with the values (attmissingval) that they have in older rows, as first recorded. VACUUM
+    FULL writes these values into the rows and deletes them from the catalog, but the log may still contain rows from
+    before the column was added."""
     known = {column.attnum: column.missing for column in before.columns}
     return tuple(replace(column, missing=known.get(column.attnum, column.missing)) for column in now.columns)
 
@@ -78,7 +81,7 @@ def alike(left: Table, right: Table) -> bool:
 
 
 def obstacle(before: Table, now: Table) -> str | None:
-    """The reason, as text, why the mirror's rows cannot get the structure of ``now``; None if they can."""
+    """Why the mirror's own rows cannot get the structure of ``now``, as a text for messages; None if they can."""
     if before.root or now.root or (before.partitioned, before.via_root) != (now.partitioned, now.via_root):
         return "it is partitioned or published in another way now"
     if (reason := key_changed(before, now)) is not None:
@@ -126,20 +129,23 @@ def _of_columns(before: Table, now: Table) -> str | None:
 
 
 _TEXTS: Final = frozenset({25, 1043})
-"""The types text and varchar: a value has the same text in both. In bpchar, the text includes the padding blanks."""
+"""The types text and varchar, because a value has the same text in both. bpchar is not one of them, because its text
+includes the padding blanks."""
 
 
 def keeps_text(was: PgType, is_: PgType) -> bool:
-    """Whether values of type ``was`` keep their text under type ``is_``, if PostgreSQL did not rewrite the table for
-    the change. Binary coercible types may differ in their text (int4 -1 is oid 4294967295). So this is true only for a
-    new typmod, which keeps bytes and text, and between text and varchar, or a domain and its base type."""
+    """Whether values keep their text if a column's type changes from ``was`` to ``is_``, and PostgreSQL does not
+    rewrite the table. It rewrites nothing between binary coercible types, but their texts may differ (int4 -1 is oid
+    4294967295). So this is true only for a new typmod, between text and varchar, and between a domain and its base
+    type."""
     before, after = _stored(was), _stored(is_)
     alike = before.oid == after.oid or {before.oid, after.oid} <= _TEXTS
     return alike and holds(arrow_type(before), arrow_type(after))
 
 
 def holds(was: pa.DataType, is_: pa.DataType) -> bool:
-    """Whether each value of a mirror's column of type ``was`` fits type ``is_``, and reads as the same value there."""
+    """Whether each value of a mirror's column with Arrow type ``was`` also fits ``is_``, and is the same value
+    there."""
     if was == is_:
         return True
     decimals = isinstance(was, pa.Decimal128Type) and isinstance(is_, pa.Decimal128Type)

@@ -1,8 +1,12 @@
 """Decides what happens to a mirror when its table has changed, or when a row of the log does not fit the mirror.
 
-Only the catalog check needs this decision, for each table that is followed, set aside, healed or renamed, or has unread
-rows. The first row below that applies decides. "Copied if small": copied if the table is not larger than the setting
-``recopy_bytes``, else set aside for the operator.
+The catalog check makes this decision for each table. The first row below that applies decides. The terms:
+
+- **copied**: the whole table is copied again. **copied if small**: only if it is not larger than the setting
+  ``recopy_bytes``; otherwise it is set aside until the operator requests a copy.
+- **reshaped**: the mirror's own rows get the new structure, without a copy.
+- **set aside**: pgcdc stops following the table, and reports why.
+- **decided later**: nothing happens now; a later catalog check decides.
 
 | situation | the mirror |
 |---|---|
@@ -14,7 +18,7 @@ rows. The first row below that applies decides. "Copied if small": copied if the
 | the log has rows of the table as rows of another table, of which it was a partition for some time | copied |
 | the table has new files, and the catalog does not show which command made them | copied if small |
 | the table is set aside, and partitions were added or removed | copied |
-| the table is set aside; or its mirror is being changed; or applying is paused | decided later |
+| the table is set aside; or its mirror is being reshaped or moved; or `pgcdc pause apply` was run | decided later |
 | columns or key have changed, or the rows were rewritten | reshaped if its own rows suffice, else copied if small |
 | a partition with rows was added | copied if small |
 | partitions were removed, or added without rows | reshaped |
@@ -57,7 +61,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Stay:
-    """Changes are applied to the mirror as before."""
+    """Nothing happens. Changes are applied to the mirror as before."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,8 @@ class Later:
 
 @dataclass(frozen=True)
 class Reshape:
-    """The mirror's rows get the new structure. ``leaves``: only partitions were added or removed, and the rows of
-    removed partitions are deleted."""
+    """The mirror's own rows get the new structure. ``leaves``: only partitions were added or removed, so only the rows
+    of removed partitions are deleted."""
 
     what: str
     leaves: bool = False
@@ -84,7 +88,7 @@ class AfterRows:
 
 @dataclass(frozen=True)
 class Recopy:
-    """The table is copied again. ``restructured``: a change of structure is the reason, and is reported as such."""
+    """The table is copied again. ``restructured``: whether the reason is reported as a change of structure."""
 
     reason: str
     restructured: bool = False
@@ -104,9 +108,10 @@ def verdict(
     record: TableRecord, now: Table, found: Sequence[Change], rules: Rules, *,
     refusal: str | None = None, without_rows: Callable[[int], bool] = lambda oid: False, paused: bool = False,
 ) -> Verdict:  # fmt: skip
-    """Decide what happens to the mirror of ``record``, whose table the catalog shows as ``now``. ``found``: the
-    differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can contain the table.
-    ``without_rows``: whether the relation with this OID certainly has no rows. ``paused``: change no mirror."""
+    """Decides what happens to the mirror of ``record``, whose table the catalog shows as ``now``. ``found``: the
+    differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can contain the table, if so.
+    ``without_rows``: returns whether the relation with this OID certainly has no rows. ``paused``: whether mirrors must
+    not be changed now."""
     unread, lost, partitions = record.unread, _of(found, _NOT_CARRIED), _of(found, {Difference.PARTITIONS})
     if record.former is not None:
         return Recopy((lost or partitions)[0].what) if lost or partitions else Later()
@@ -166,9 +171,9 @@ def _restructured(record: TableRecord, now: Table, rules: Rules, what: str) -> V
 def _partitions(
     record: TableRecord, now: Table, rules: Rules, without_rows: Callable[[int], bool], what: str
 ) -> Verdict:
-    """Decides the case that partitions were added or removed. The stream does not contain the rows that a partition had
-    when it was attached. A partition that is empty at a check after its ATTACH had no such rows, so the stream contains
-    all its rows."""
+    """Decides if partitions were added or removed. The stream does not contain the rows that a partition had when it
+    was attached. If a new partition is empty now, it is taken to have had no such rows, so that the stream contains all
+    its rows."""
     known = {leaf.oid for leaf in record.table.leaves}
     filled = next((leaf for leaf in now.leaves if leaf.oid not in known and not without_rows(leaf.oid)), None)
     if filled is not None:
@@ -178,7 +183,7 @@ def _partitions(
 
 def _columns_added(record: TableRecord, now: Table, rules: Rules, what: str) -> Verdict:
     if rules.schema_changes == "set_aside":
-        # The mirror gets the column with the first row that has a value in it.
+        # Not reshaped: the mirror gets the column with the first row of the log that has this column.
         return Later()
     return AfterRows(what) if obstacle(record.table, now) is None else _restructured(record, now, rules, what)
 
