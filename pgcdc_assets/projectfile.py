@@ -43,9 +43,9 @@ def content() -> dict[str, Any]:
         raise SettingsError(f"cannot be read: {error}", thing=str(SETTINGS_FILE)) from None
     except MALFORMED:
         # For example a date that does not exist. The parser's own message may quote a password.
-        raise SettingsError("holds a value that YAML cannot read", thing=str(SETTINGS_FILE), do=_form()) from None
+        raise SettingsError("has a value that is not valid YAML", thing=str(SETTINGS_FILE), do=_form()) from None
     if found is None:
-        raise SettingsError("does not hold `name: value` lines", thing=str(SETTINGS_FILE), do=_form())
+        raise SettingsError("does not consist of `name: value` lines", thing=str(SETTINGS_FILE), do=_form())
     _refuse_secret(found.get("source"))
     return found
 
@@ -115,7 +115,7 @@ def _refuse_secret(source: object) -> None:
         raise SettingsError(NO_SOURCE, thing="setting `source`", do=SOURCE_FORM) from None
     if any(is_secret(name) for name in given):
         raise SettingsError(
-            f"holds a password in {SETTINGS_FILE}",
+            f"contains a password, and {SETTINGS_FILE} must not",
             thing="setting `source`",
             do="put it into PGPASSWORD, PGCDC_SOURCE, a service file or a passfile",
         )
@@ -130,4 +130,4 @@ def _told(error: yaml.YAMLError) -> str:
 
 
 def _form() -> str:
-    return "write one `name: value` per line, and quote values with `: ` or ` #`"
+    return "write one `name: value` per line, and put quotes around a value that contains `: ` or ` #`"

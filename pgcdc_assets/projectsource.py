@@ -96,7 +96,7 @@ def started_source(settings: Settings, *, survive: bool = True) -> str:
         raise SettingsError(
             f"is the embedded server, which listens only on this machine, but executors of {settings.master} must "
             "reach it",
-            thing="setting `source`", do="use a source that they can reach, or set `spark` to local[*]",
+            thing="setting `source`", do="use a source that these executors can reach, or set `spark` to local[*]",
         )  # fmt: skip
     private_folder(settings.state)
     server = shop.server(settings.state).start(survive=survive)

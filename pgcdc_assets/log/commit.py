@@ -146,7 +146,7 @@ class LogWriter:
             except LakeError as error:
                 raise LogCorrupt(error.what, thing=error.thing) from None
         else:
-            raise LogConflict("another writer committed to it", thing=str(self._path), lsn=start)
+            raise LogConflict("another writer committed to it at each attempt", thing=str(self._path), lsn=start)
         passed(FaultPoint.BATCH_COMMITTED)
         # If a compaction has committed just before, this also fsyncs the file name of its commit.
         settle([self._path])
@@ -156,7 +156,7 @@ class LogWriter:
         if version.positions.get(LEADER) != self._leader:
             stands = self._position(version)
             raise LogConflict(
-                "was taken over by another writer, because this one did not renew its lease",
+                "was taken over by another writer, because this process did not renew its lease",
                 thing=str(self._path),
                 lsn=stands,
             )
@@ -180,12 +180,12 @@ def check_file(path: Location, size: int, rows: int) -> None:
     except (OSError, ValueError, pa.ArrowException) as error:
         raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
     if found is None or found.size != size:
-        raise LogCorrupt(f"has {found.size if found else 0} bytes instead of {size}", thing=str(path))
+        raise LogCorrupt(f"has {found.size if found else 0} bytes, but its commit records {size}", thing=str(path))
     if footer.num_rows != rows:
-        raise LogCorrupt(f"has {footer.num_rows} rows instead of {rows}", thing=str(path))
+        raise LogCorrupt(f"has {footer.num_rows} rows, but its commit records {rows}", thing=str(path))
     schema = footer.schema.to_arrow_schema()
     if not schema.equals(LOG_SCHEMA if OPTIONAL & set(schema.names) else FILLED_SCHEMA):
-        raise LogCorrupt("has other columns than the log", thing=str(path))
+        raise LogCorrupt("does not have the columns of the change log", thing=str(path))
 
 
 _log = logging.getLogger(__name__)

@@ -208,7 +208,7 @@ class ChangeLog:
                 self._shapes.update(_shapes_in(segment.file))
         missing = wanted - self._shapes.keys()
         if missing:
-            raise LogCorrupt(f"lacks {len(missing)} structures of relations in {span}", thing=str(self.path))
+            raise LogCorrupt(f"lacks {len(missing)} Relation messages for rows in {span}", thing=str(self.path))
         return {schema_id: self._shapes[schema_id] for schema_id in wanted}
 
     def verify(self, span: LsnRange) -> list[BatchSummary]:
@@ -272,7 +272,7 @@ def _commit_facts(path: Location, tags: Mapping[str, str], *, needed: bool) -> C
         raise LogCorrupt("has tags that cannot be read", thing=str(path)) from None
     if needed and facts is None:
         raise LogCorrupt(
-            "has rows that arrived before their commit, but no tags with the facts of the commit", thing=str(path)
+            "has rows that arrived before their commit, but no tags with its LSN and time", thing=str(path)
         )
     return facts
 

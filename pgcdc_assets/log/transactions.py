@@ -186,7 +186,7 @@ class TransactionsInProgress:
         """Remove and return a transaction that is now complete. Raises ProtocolError if no block of it has arrived."""
         transaction = self._open.pop(message.xid, None)
         if transaction is None:
-            raise ProtocolError(f"no block of transaction {message.xid} arrived, although it is complete", lsn=lsn)
+            raise ProtocolError(f"the end of transaction {message.xid} arrived without its blocks", lsn=lsn)
         return transaction
 
 

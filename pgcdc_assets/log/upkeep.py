@@ -130,4 +130,4 @@ def _replace(
         passed(FaultPoint.LOG_FILES_REPLACED)
         settle([log.path])
         return
-    raise LogConflict("was compacted by another process", thing=str(log.path))
+    raise LogConflict("another process compacted the same files", thing=str(log.path))

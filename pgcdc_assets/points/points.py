@@ -83,7 +83,8 @@ class ConsistentPoints:
         Delta commits of ``versions`` must already be durable. ``positions`` are the LSNs that these versions record."""
         newest = self.newest()
         if newest is not None and lsn < newest.replay_lsn:
-            raise LakeError(f"would be below the newest point, {newest.replay_lsn}", thing="consistent point", lsn=lsn)
+            what = f"cannot be published below the newest point, which is at {newest.replay_lsn}"
+            raise LakeError(what, thing="consistent point", lsn=lsn)
         tables = {str(name): version for name, version in versions.items()}
         own = {str(name): int(position) for name, position in positions.items()}
         passed(FaultPoint.POINT_PUBLISHING)

@@ -192,9 +192,9 @@ MISTAKES = (
             ("slot {slot} is in use by another process: pid", "'somebody'", "pg_terminate_backend(")),
     # Mistakes in settings.
     Mistake("password in the file", lambda r: r.file(f"source: host=x password={SECRET}\n"), "status", 2,
-            ("setting `source`", "holds a password in pgcdc.yaml", "PGPASSWORD")),
+            ("setting `source`", "contains a password, and pgcdc.yaml must not", "PGPASSWORD")),
     Mistake("password in the file's URL", lambda r: r.file(f"source: postgresql://u:{SECRET}@h/d\n"), "status", 2,
-            ("setting `source`", "holds a password in pgcdc.yaml")),
+            ("setting `source`", "contains a password, and pgcdc.yaml must not")),
     Mistake("unknown setting", lambda r: r.file("sorce: host=x\n"), "status", 2,
             ("setting `sorce`: is unknown; did you mean `source`?",)),
     Mistake("unknown value", lambda r: r.file("schema_changes: rewrit\n"), "status", 2,

@@ -461,7 +461,7 @@ def test_receiver_that_lost_the_lake_cannot_commit(layout: Layout) -> None:
     before.commit(Lsn(100), Lsn(200), 1, [])
     shut_out(layout, 5)
     assert ChangeLog(layout).position() == 200, "nothing that is durable is lost"
-    with pytest.raises(LogConflict, match="another writer, because this one did not renew its lease"):
+    with pytest.raises(LogConflict, match="another writer, because this process did not renew its lease"):
         before.commit(Lsn(200), Lsn(300), 1, [])
     with pytest.raises(LogConflict, match="another writer"):
         # Opening the log again does not give the writer the lease back.

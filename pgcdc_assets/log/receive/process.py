@@ -86,7 +86,7 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 - the last place that can say what happened
         # Print where the error happened, but not its message, which might quote a row.
         _log.error("the receiver ended by %s", type(error).__name__, extra={"trace": _frames(error)})
-        _write_line(error_line(ReceiverDied(f"ended by {type(error).__name__}", thing="receiver")))
+        _write_line(error_line(ReceiverDied(f"ended by an unexpected {type(error).__name__}", thing="receiver")))
         return 1
     return 0
 
