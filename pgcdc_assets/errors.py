@@ -1,5 +1,5 @@
 """The errors of this project: one class for each situation that stops a command. An error says what happened, to which
-object, at which LSN, and what to do next. Messages hold names, LSNs and counts; never row values, never secrets."""
+object, at which LSN, and what to do next. Messages contain names, LSNs and counts, and never row values or secrets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SettingsError(UsageError):
 
 class WrongSource(SettingsError):
     """The settings name no source, or not the source or slot that the project was set up with. Nothing was started or
-    written. Set ``source`` and ``slot`` to those of the project, or use a new folder for another source or slot."""
+    written. Set ``source`` and ``slot`` to the project's own, or use a new folder for another source or slot."""
 
 
 class WrongInstance(SettingsError):

@@ -31,8 +31,8 @@ def is_secret(field: str) -> bool:
 
 
 def content() -> dict[str, Any]:
-    """The file's settings, with names in lower case; empty if there is no file. SettingsError for invalid YAML or a
-    secret."""
+    """The file's settings, with names in lower case; empty if there is no file. Raises SettingsError for invalid YAML
+    or a secret."""
     if not SETTINGS_FILE.is_file():
         return {}
     try:
@@ -42,7 +42,7 @@ def content() -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot be read: {error}", thing=str(SETTINGS_FILE)) from None
     except MALFORMED:
-        # For example a date that does not exist. The parser's own message may quote a password.
+        # For example, a value that looks like a date, but is none. The parser's own message may quote a password.
         raise SettingsError("has a value that is not valid YAML", thing=str(SETTINGS_FILE), do=_form()) from None
     if found is None:
         raise SettingsError("does not consist of `name: value` lines", thing=str(SETTINGS_FILE), do=_form())

@@ -161,7 +161,8 @@ def _saved(settings: Settings) -> list[Saved]:
 
 
 def _compare(settings: Settings, saved: Sequence[Saved], found: Identity | None) -> None:
-    """Raise WrongSource if ``found`` is not a saved identity. None: an embedded server that does not exist yet."""
+    """Raise WrongSource if ``found`` is not a saved identity. ``found`` is None for an embedded server that does not
+    exist yet."""
     for one in saved:
         if found is not None and found.is_of_same_database(one.identity):
             continue

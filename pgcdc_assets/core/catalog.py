@@ -176,7 +176,8 @@ class Table:
     """False if the table is published for inserts (and truncate) only, because it has no usable replica identity."""
     pages: int = 0
     rows: int = 0
-    """Estimates (relpages, reltuples), to size the pieces of a copy."""
+    """``pages`` and ``rows``: estimates (relpages, reltuples), from which the number of pieces of a copy is
+    computed."""
     marks: TableMarks = field(default_factory=TableMarks)
     attnums_given: int = 0
     """pg_class.relnatts: how many attnums were given to columns, dropped columns included. 0 if it is not known."""
@@ -229,7 +230,7 @@ class Table:
     @property
     def descent(self) -> Lineage:
         """``lineage``, or a new lineage if the structure has not changed since the copy. The new lineage uses
-        ``attnums_given`` rather than ``columns``, because ``columns`` may have got more columns from rows after the
+        ``attnums_given`` and not ``columns``, because rows in the log may have added columns to ``columns`` since the
         copy."""
         return self.lineage or Lineage(0, self.attnums_given or self.highest_attnum, 0)
 
@@ -300,7 +301,7 @@ class Identity:
     """The database's OID; 0 if it is not known. A renamed database keeps its OID. A clone has a different OID."""
 
     def is_same(self, other: Identity) -> bool:
-        """Whether both identify the same replication stream."""
+        """Whether both are identities of the same replication stream, even if the database was renamed."""
         return self.slot == other.slot and self.is_of_same_database(other)
 
     def is_of_same_database(self, other: Identity) -> bool:

@@ -128,8 +128,8 @@ def _unmarked(text: str) -> bytes:
 
 
 def _row(lead: str, first: int, characters: str) -> dict[bytes, str]:
-    """A row of a code table, whose first character has ``first`` as its last byte. Ideographic spaces stand for
-    gaps."""
+    """A row of a code table: the bytes of each character. ``lead`` is in all of them; ``first`` is the last byte of the
+    first character. Ideographic spaces stand for gaps."""
     return {bytes.fromhex(lead) + bytes([first + place]): character
             for place, character in enumerate(characters) if character != "\u3000"}  # fmt: skip
 

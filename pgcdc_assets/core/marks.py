@@ -36,19 +36,19 @@ class Files:
     rewrites (also SET [UN]LOGGED) makes a new TOAST table; TRUNCATE, VACUUM FULL and CLUSTER keep the TOAST table."""
     traceless: bool = False
     """Whether a new relfilenode, without any other sign, may mean that rows were added or removed without a message in
-    the stream. This is possible in three cases:
+    the stream. This is possible:
 
-    - for a relation without a TOAST table, by SET UNLOGGED, writes, and SET LOGGED. PostgreSQL refuses SET UNLOGGED
-      only if a publication lists the relation itself;
-    - for a partition that is published via its root, by TRUNCATE;
-    - for a relation whose publications leave TRUNCATE out.
+    - in a relation without a TOAST table, by SET UNLOGGED, changes of rows, and SET LOGGED. PostgreSQL refuses SET
+      UNLOGGED only if a publication lists the relation itself;
+    - in a partition that is published via its root, by TRUNCATE;
+    - in a relation whose publications do not publish TRUNCATE, by TRUNCATE.
     """
 
 
 @dataclass(frozen=True)
 class EnumLabel:
-    """A value of an enum. ALTER TYPE ... RENAME VALUE changes how existing rows read, and the stream does not show
-    this."""
+    """A value of an enum. ALTER TYPE ... RENAME VALUE changes the value that existing rows show, and the stream does
+    not show this."""
 
     oid: int
     label: str

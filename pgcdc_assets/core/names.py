@@ -68,9 +68,10 @@ def encoded(part: str) -> str:
     """The folder name for a schema or table. A character that a file system, the lake's layout or an engine would
     misread is written as ``~`` and two hex digits.
 
-    These are ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters (delta-rs finds no folder with
-    ``%2F`` or these characters in its path), ``~`` itself, and the first character of ``.``, of ``..``, of names that
-    begin with ``_pgcdc``, and of ``_delta_log``, which would turn the schema's folder into a Delta table.
+    These characters are ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters, because delta-rs does
+    not find folders with ``%2F`` or one of these characters in their path, and ``~`` itself. In the names ``.``,
+    ``..``, ``_delta_log``, and names that begin with ``_pgcdc``, only the first character is written so. A folder
+    ``_delta_log`` would turn the schema's folder into a Delta table.
     """
     text = _ODD.sub(lambda match: f"~{ord(match[0]):02X}", part)
     if text in (".", "..", "_delta_log") or text.startswith("_pgcdc"):

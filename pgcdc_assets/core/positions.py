@@ -19,12 +19,13 @@ class Endpos:
     |---|---|
     | on a commit boundary | ``allows`` the end of that transaction, and nothing later |
     | between transactions, or in WAL without published changes | ``arrived_at_begin``, ``arrived_at_wal_end`` |
-    | inside a transaction (``end_lsn`` > endpos) | ``allows`` rejects its end, so the next range receives it again |
+    | inside a transaction (``end_lsn`` > endpos) | ``allows`` is false for its end, so the next run receives it again |
     | inside a record, past a page header, or unflushed | ``arrived_at_wal_end`` with a late flush position |
 
     In the last case, the receiver needs a flush position that is read late enough: ``DELAYS_UNTIL_FLUSHED *
-    wal_writer_delay`` after the source's insert position was first seen at or above the goal. The goal may be ahead of
-    the source's WAL, so this can take any time. ``now`` (any monotonic clock) and ``wal_writer_delay`` are in seconds.
+    wal_writer_delay`` after the source's insert position was first seen at or above the goal. The source may reach the
+    goal much later, because the goal may be ahead of its WAL. ``now`` (any monotonic clock) and ``wal_writer_delay``
+    are in seconds.
     """
 
     def __init__(self, lsn: Lsn, *, wal_writer_delay: float) -> None:

@@ -1,4 +1,4 @@
-"""Decides which data may be deleted. Old data goes first. Data that a consumer needs, and young data, is never
+"""Decides which data may be deleted. Old data goes first. Young data, and data that a consumer needs, is never
 deleted."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def sparse(times: Ints, newer: int | None, now: int) -> Bools:
 
 
 def oldest_kept(now: datetime, retention: timedelta, grace: timedelta = GRACE) -> datetime:
-    """The time before which data must have been written to be deleted."""
+    """The earliest time of data to keep. Data that was written earlier may be deleted."""
     return now - max(retention, grace)
 
 

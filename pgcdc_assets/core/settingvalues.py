@@ -80,7 +80,7 @@ _BESIDE: Final = {
 
 def checked_registry(given: Mapping[str, str]) -> dict[str, str]:
     """The setting ``registry``: one key of REGISTRIES, and ``catalog`` for Unity Catalog or ``prefix`` for the others.
-    ValueError, with a message that quotes no value, because an address may contain a secret."""
+    Raises ValueError, whose message quotes no value, because an address may contain a secret."""
     kinds = [key for key in given if key in REGISTRIES]
     if len(kinds) != 1:
         raise ValueError("needs exactly one of `unity`, `glue` and `hive`")

@@ -58,8 +58,8 @@ class PendingFrames:
 
 @dataclass
 class PendingBatch:
-    """The received content for which no job of the writing thread makes a Delta commit yet. Only the writing thread
-    fills and reads the :class:`StagedSegments` in it."""
+    """The received content that the writing thread has not been asked to commit yet. Only the writing thread fills and
+    reads the :class:`StagedSegments` in it."""
 
     closed: PendingFrames = field(default_factory=PendingFrames)
     """Frames of complete transactions. Earlier frames of the first of these transactions may be in ``staged``."""
@@ -78,8 +78,7 @@ class PendingBatch:
     in_progress: ContentByXid = field(default_factory=ContentByXid)
     """Transactions in progress, which the server sends before their commit."""
     committed: list[CommittedContent] = field(default_factory=list)
-    """Transactions that were in progress or prepared, and have committed. Their frames in memory are not in
-    ``staged``."""
+    """Transactions that were in progress or prepared, and have committed. They are not in ``closed`` or ``staged``."""
 
     @property
     def in_memory(self) -> int:
@@ -208,8 +207,8 @@ class BatchWriter:
         passed(FaultPoint.STREAM_SPILLED)
 
     def drop(self, content: InProgressContent) -> None:
-        """Delete the segments of a transaction in progress that was rolled back, is already in the log, or is past the
-        goal."""
+        """Delete the segments of a transaction in progress that is not added to the log: it was rolled back, is already
+        in the log, or ends past the LSN at which the receiver stops."""
         for spilled in content.spilled:
             spilled.segment.draft.discard()
         passed(FaultPoint.STREAM_DROPPED)

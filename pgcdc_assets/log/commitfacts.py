@@ -1,7 +1,7 @@
 """Facts of a transaction that are known only at its commit. If rows were written before the commit, these facts are
 stored once per file. In a file that was written while its transaction was in progress, ``commit_lsn`` and ``commit_ts``
-are NULL, ``subxid`` is the xid of each row's subtransaction, and ``schema_id`` contains provisional ids (0, 1, 2, ...),
-because the final ids depend on the catalog after the commit. When the transaction commits, the file is added to the log
+are NULL, ``subxid`` is the xid of each row's subtransaction, and ``schema_id`` contains provisional ids (0, 1, 2, ...).
+The final ids depend on the catalog after the commit. When the transaction commits, the file is added to the log
 unchanged, and the tags of its Delta add action contain the missing facts. Every reader fills in these facts."""
 
 from __future__ import annotations

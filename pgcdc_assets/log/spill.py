@@ -7,11 +7,11 @@ open transactions again from their start.
 
 ``_prepared/``: the content of prepared transactions from PREPARE to COMMIT PREPARED, which the server does not send
 again. Each transaction has a manifest, which names its segments. At the COMMIT PREPARED the segments are copied into
-the log (as hard links, if the store has links), not moved: if the Delta commit fails, the server sends the COMMIT
-PREPARED again, and the segments are needed again. If the Delta commit succeeds, and the process is killed before it has
-deleted the files here, the COMMIT PREPARED is not sent again. So before the Delta commit, a file next to the manifest
-(the mark) records the transaction's ``commit_lsn``. At the next start, if the log's position is above this LSN, the log
-contains the transaction, and the files here are deleted.
+the log (as hard links, if the store has links). They are not moved, because they are needed again if the Delta commit
+fails: the server then sends the COMMIT PREPARED again. If the Delta commit succeeds, and the process is killed before
+it has deleted the files here, the COMMIT PREPARED is not sent again. So before the Delta commit, a file next to the
+manifest (the mark) records the transaction's ``commit_lsn``. At the next start, if the log's position is above this
+LSN, the log contains the transaction, and the files here are deleted.
 """
 
 from __future__ import annotations

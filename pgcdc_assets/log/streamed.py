@@ -75,7 +75,7 @@ def located(run: FrameRun, before: StreamPlace, *, parallel: bool) -> Located:
     opened, wrong = _opened(run, before)
     starts, prepares = run.at(MessageKind.STREAM_START), run.at(MessageKind.BEGIN_PREPARE)
     if before.top == ABSENT and not len(starts) and not len(prepares):
-        # There is no block. With small transactions this is nearly always so.
+        # There is no block. With small transactions this is the usual case.
         _check(run, wrong | _misplaced(run, opened) | _wrong_lengths(run, parallel))
         nowhere: Ints = np.full(len(run), ABSENT, dtype=np.int64)
         return Located(run, nowhere, nowhere, _after(run, before, opened, ABSENT))

@@ -1,7 +1,7 @@
-"""Transactions whose end has not arrived. There are three kinds: transactions that the server sends in one piece after
-their commit (at most one of them is open), transactions in progress, which the server sends in blocks before their
-commit, and prepared transactions. Blocks arrive between the transactions of the first kind. The frames of the blocks
-are kept in :mod:`pgcdc_assets.log.content`, not here."""
+"""Transactions whose end has not arrived. There are three kinds. The server sends most transactions in one piece after
+their commit, so at most one of these is open. It sends transactions in progress in blocks before their commit; blocks
+arrive between transactions of the first kind. The third kind are prepared transactions. The frames of the blocks are
+kept in :mod:`pgcdc_assets.log.content`, not here."""
 
 from __future__ import annotations
 

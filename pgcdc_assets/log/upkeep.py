@@ -1,4 +1,4 @@
-"""Compaction of the log in closed LSN ranges (ranges that are complete, and partitions in Dagster), and retention. Both
+"""Compaction of the log in closed ranges (complete LSN ranges, which are partitions in Dagster), and retention. Both
 work while a receiver writes to the log. Delta's own OPTIMIZE would lose the clustering by relation, and cannot be
 limited to a range of LSNs. So this module merges the small files of a range itself, in bounded memory. One Delta commit
 replaces the small files by the merged files, and is marked as no change of data."""

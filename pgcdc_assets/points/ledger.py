@@ -177,8 +177,8 @@ class Ledger:
         return table
 
     def _small(self) -> list[LedgerFile]:
-        """Returns the small files that are newer than the newest large file. Older small files have a large file
-        between them and these, so they are not merged."""
+        """Returns the small files that are newer than the newest large file. Only these are merged, because a merged
+        file must not have a large file between its rows."""
         return list(takewhile(lambda file: file.count < self._merging.small_rows, self.files()))
 
     def _rows(self, file: LedgerFile) -> pa.Table:

@@ -192,8 +192,8 @@ class _Pruning:
     """Tables whose newest listing has not been found yet."""
     now: datetime
     _newer: int | None = None
-    """The time of the oldest point in the file before, which is newer than all points of the next file. None at the
-    newest file."""
+    """The time of the oldest point in the file that was decided before, which is the next newer file. None before the
+    first call."""
 
     def staying(self, file: LedgerFile) -> pa.BooleanArray:
         times = file.rows(AT.name)[AT.name].combine_chunks().cast(pa.int64()).to_numpy()

@@ -46,9 +46,9 @@ class Lease(ABC):
     pause: float = 0.0
     """The recommended pause between two calls of :meth:`write`, in seconds."""
     inherited_as: int | None = None
-    """None if the previous holder gave the lease back. Otherwise a number that is higher than all earlier such numbers:
-    the previous holder may still run, and not know that it has lost the lease, so this process must make the previous
-    holder's commits fail."""
+    """None if the previous holder gave the lease back. Otherwise a number that is higher than all earlier such numbers.
+    The previous holder may then still run, and not know that it has lost the lease. So this process must make its
+    commits fail (:func:`pgcdc_assets.log.commit.shut_out`)."""
 
     @abstractmethod
     def write(self, text: str) -> None:

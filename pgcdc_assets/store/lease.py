@@ -42,8 +42,8 @@ def held(
 ) -> AbstractContextManager[Lease | None]:
     """Hold the lease of a place during the block. The block gets None instead if another process holds the lease. The
     lease's text is empty at the start, and after the block. Raises OSError if the place cannot be written. ``at_once``:
-    do not wait until it is known whether the last holder is alive, and give None. ``guarding``: a folder. As soon as
-    another process may have taken the lease, writes of this process to the folder raise LeaseLost. A lock of a local
+    if it is not known whether the last holder is alive, give None instead of waiting. ``guarding``: a folder. As soon
+    as another process may have taken the lease, writes of this process to the folder raise LeaseLost. A lock of a local
     file cannot be lost."""
     if place.scheme == LOCAL:
         return _file_held(place)

@@ -238,8 +238,8 @@ def _pool(process: int) -> ThreadPoolExecutor:
 
 
 def _attempts() -> Iterator[bool]:
-    """Yields once per attempt: False, and True for the last attempt, when ``_PATIENCE`` is over. Sleeps between
-    attempts, longer each time."""
+    """Yields once per attempt: True for the last attempt, which is made when ``_PATIENCE`` is over, and False for all
+    others. Sleeps between attempts, longer each time."""
     end, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
     while time.monotonic() < end:
         yield False

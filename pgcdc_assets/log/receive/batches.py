@@ -109,7 +109,7 @@ class Batches:
 
     def due_in(self, now: float) -> float | None:
         """Seconds until the next batch must be cut; None if no transaction is pending. A batch is due ``batch_seconds``
-        after the last batch was cut. So after a quiet time, a transaction is cut at once."""
+        after the last batch was cut. So the first transaction after a quiet time does not wait."""
         return None if self._pending.since is None else max(0.0, self._cut_at + self._limits.batch_seconds - now)
 
     def cut_if_due(self, now: float) -> None:

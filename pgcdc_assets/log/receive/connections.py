@@ -66,7 +66,7 @@ class Receiving:
         self._terminated = True
 
     def run(self) -> None:
-        """Receive until the goal is reached, or until a stop is ordered."""
+        """Receive until the LSN of an UNTIL order is reached, or until a stop is ordered."""
         while self._connection():
             passed(FaultPoint.STREAM_RESTARTED)
 

@@ -63,7 +63,7 @@ class OrderName(StrEnum):
     UNTIL = "until"
     """Receive up to ``lsn``, then end."""
     FOLLOW = "follow"
-    """Cancel an earlier UNTIL order whose LSN is not reached yet, and receive until another order ends this."""
+    """Cancel an earlier UNTIL order, if its LSN is not reached yet, and continue to receive."""
     MARK = "mark"
     """Once everything that commits below ``lsn`` has arrived, move the log's position to ``lsn``, and send the event
     COMPLETE. ``lsn`` must not be inside a commit record."""

@@ -50,8 +50,8 @@ reached."""
 
 
 class Receiver:
-    """Receives over one connection. :meth:`run` returns when the goal is reached, at a boundary after :meth:`stop`, or
-    at a boundary for which ``leave`` returns true."""
+    """Receives over one connection. :meth:`run` returns when the goal (the LSN of an UNTIL order) is reached, at a
+    boundary after :meth:`stop`, or at a boundary for which ``leave`` returns true."""
 
     def __init__(
         self,
@@ -111,7 +111,8 @@ class Receiver:
         self._goal = self._positions.goal = None
 
     def mark(self, lsn: Lsn) -> None:
-        """``lsn`` must be a boundary, such as a slot's consistent point. A mark above the goal is not reached."""
+        """``lsn`` must be a boundary, such as a slot's consistent point. If ``lsn`` is above the goal, no COMPLETE is
+        sent for it."""
         self._marks.append(lsn)
 
     def report_apply(self, lsn: Lsn) -> None:
@@ -139,12 +140,13 @@ class Receiver:
         finally:
             self._writing.close()
             with suppress(OSError):
-                # The server sends open transactions again. Deleting their segments frees space on a full disk.
+                # Segments of open transactions are not needed, because the server sends these transactions again. To
+                # delete them frees space on a full disk.
                 self._writer.drop_spill()
 
     def _receive(self) -> bool:
-        """Read and process the frames that have arrived, about ``_RUN_BYTES`` of them at most. Returns whether the
-        stream is quiet."""
+        """Read and process the frames that have arrived, up to about ``_RUN_BYTES``. Returns whether the stream is
+        quiet."""
         frames, came = self._stream.frames, False
         deadline = time.monotonic() + self._limits.run_seconds
         while time.monotonic() < deadline:
@@ -212,7 +214,7 @@ class Receiver:
             self._send_status()
 
     def _round(self, idle: bool) -> None:
-        """One round of the loop: do all work that is due, except for reading frames."""
+        """Do all work of the loop that is due, except for reading frames."""
         self._orders(self)
         self._announce(self._intake.in_progress)
         self._writing.collect()

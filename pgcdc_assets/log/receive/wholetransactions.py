@@ -167,8 +167,8 @@ class WholeTransactions:
         return end, True
 
     def _reach_begin(self, run: FrameRun, index: int, before: OpenTransaction | None) -> None:
-        """Move the boundary to the ``commit_lsn`` of the first transaction that is not taken, unless that is past the
-        goal."""
+        """Move the boundary to the ``commit_lsn`` of the first transaction past the goal, if this LSN itself is not
+        past the goal."""
         if run.kinds[index] == MessageKind.BEGIN:
             final = int(run.brackets.final_lsn[np.searchsorted(run.brackets.begins, index)])
         elif before is not None:
