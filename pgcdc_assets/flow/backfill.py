@@ -1,4 +1,4 @@
-"""Carries out backfills of LSN ranges: checks, derives, applies and repairs. Reads the change log, never the source."""
+"""Carries out Dagster's backfills of LSN ranges, and ``pgcdc repair``. Reads the change log, never the source."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 def check(work: Work, span: LsnRange) -> RangeReport:
-    """Check that the log contains the whole range and can be read. The range is not received again."""
+    """Check that the log contains the whole range and can be read. Nothing is received from the source."""
     span = widened(work, span)
     work.log.verify(span)
     return _report(work, span, {})
 
 
 def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-    """Write the change feeds of a range again, from the log. The part below a table's ``snapshot_lsn`` is skipped,
-    because it may contain rows of another table. The part above a table's ``replay_lsn`` is derived from ``replay_lsn``
-    on, as in the turn that will apply this part."""
+    """Write the change feeds of these tables again for a range, from the log.
+
+    Changes below the LSN of a mirror's copy are skipped, because the feed may there have rows of an earlier table of
+    this name. If the range ends above a table's ``replay_lsn``, its feed is written from ``replay_lsn`` on, although
+    the range may begin above it, because the next turn applies the feed from there."""
     span = widened(work, span)
     entries = [_readable(work, name) for name in tables]
     asked: dict[tuple[LsnRange, bool], list[Followed]] = {}
@@ -59,7 +61,7 @@ def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepo
 
 
 def messages(work: Work, span: LsnRange) -> RangeReport:
-    """Write the messages of a range again, from the log."""
+    """Write the feed of logical messages again for a range, from the log."""
     span = widened(work, span)
     derive_messages(work, span)
     return _report(work, span, {})
@@ -82,22 +84,23 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
     for name in tables:
         unread = work.progress[name].unread
         if unread is not None:
-            raise NotRepairable(f"rows have another structure than the mirror: {unread.what}", thing=str(name),
+            raise NotRepairable(f"the rest of the range cannot be applied yet: {unread.what}", thing=str(name),
                                 lsn=work.progress[name].replay_lsn,
-                                do="run `pgcdc sync`, which checks the source's catalog")  # fmt: skip
+                                do="run `pgcdc sync`, which checks the source's catalog first")  # fmt: skip
     return _report(work, span, turns)
 
 
 def repair(work: Work, name: TableName, span: LsnRange) -> RangeReport:
-    """Rebuild the rows that a range touched, from the log up to ``replay_lsn``, and merge them into the mirror."""
+    """Compute the rows whose keys changed in the range again, from the log up to the table's ``replay_lsn``, and merge
+    them into the mirror."""
     span = widened(work, span)
     entry = work.progress[name]
     if entry.state in (TableState.WAITING, TableState.COPYING):
         raise _unreadable(entry)
     if span.end > entry.replay_lsn:
         raise UsageError(
-            f"range {span} ends after the table's replay_lsn {entry.replay_lsn}", thing=str(name),
-            do="run `pgcdc sync` to apply it",
+            f"range {span} ends after the table's replay_lsn {entry.replay_lsn}, so a part of it is not applied yet",
+            thing=str(name), do="run `pgcdc sync`, which applies it",
         )  # fmt: skip
     return _report(work, span, {name: _repaired(work, entry, span)})
 
@@ -112,7 +115,7 @@ def _readable(work: Work, name: TableName) -> TableRecord:
 def _unreadable(entry: TableRecord) -> UsageError:
     name = entry.table.name
     what = str(entry.state).replace("_", " ")
-    return UsageError(f"is {what}, so its ranges cannot be rebuilt", thing=str(name),
+    return UsageError(f"is {what}, so no range of it can be applied or rebuilt", thing=str(name),
                       do=f"copy it first: `pgcdc snapshot {name.shell}`")  # fmt: skip
 
 
@@ -138,7 +141,8 @@ def widened(work: Work, span: LsnRange) -> LsnRange:
         raise RangeGap(f"range {span} begins below the log, which starts at {start}",
                        do="choose a range above that LSN, or copy the table again: `pgcdc snapshot TABLE`")  # fmt: skip
     if span.end > end:
-        raise RangeGap(f"range {span} ends after the log's last position {end}", lsn=span.end, do="run `pgcdc sync`")
+        raise RangeGap(f"range {span} ends after the log, which is complete to {end}", lsn=span.end,
+                       do="run `pgcdc sync`, which receives the rest")  # fmt: skip
     ends = [batch.end for batch in work.log.batches(start, end)]
     return LsnRange(
         max((lsn for lsn in [start, *ends] if lsn <= span.start), default=start),

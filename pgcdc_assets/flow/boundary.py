@@ -1,6 +1,6 @@
 """Makes a consistent point at the LSN of a snapshot of the source, so that ``verify`` can compare source and mirrors at
-one LSN. An open snapshot keeps the source from removing dead rows. So the mirrors catch up before the snapshot is
-taken, and must then reach the snapshot's LSN within POINT_SECONDS."""
+one LSN. While a snapshot is open, VACUUM on the source cannot remove dead rows. So the mirrors first catch up without a
+snapshot. Then the snapshot is taken, and the mirrors must reach its LSN within POINT_SECONDS."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from pgcdc_assets.source.slot.slot import LOCK_SECONDS
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 
 POINT_SECONDS = 600.0
-"""Seconds that an open snapshot waits for the mirrors. A longer wait costs the source more than a new ``verify``."""
+"""Seconds that the snapshot stays open while the mirrors catch up. After that, ``verify`` fails and can be repeated:
+this costs the source less than a snapshot that stays open for longer."""
 HELD_SECONDS = 5.0
-"""Seconds that one attempt to take the snapshot waits for open transactions. During this time, the sync starts no
-turn."""
+"""Seconds that one attempt to take the snapshot waits for open transactions. The limit is short, because a running sync
+starts no turn during this time."""
 _POLL_SECONDS = 0.2
 
 
@@ -47,8 +48,8 @@ class Boundary:
         self._request: PlacedRequest | None = None
 
     def prepare(self) -> None:
-        """Run a sync before the snapshot is taken, so that the mirrors catch up. Skipped if a sync is running.
-        LakeError if no table can be compared."""
+        """Run a sync, so that the mirrors catch up before the snapshot is taken. Does nothing if a sync is running
+        already. LakeError if no table can be compared."""
         self._refuse()
         if lock.holder(self._layout) is None:
             with connect(self._conninfo) as conn:
@@ -59,9 +60,9 @@ class Boundary:
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """Take a snapshot of the source. During this time the running sync starts no turn, so that no turn goes beyond
-        the snapshot's LSN. The snapshot needs a new slot, whose creation waits for all open transactions. So this
-        method waits for old transactions before it pauses the sync."""
+        """Take a snapshot of the source. While it is taken, a running sync starts no turn, so that no mirror passes the
+        snapshot's LSN. The snapshot needs a new slot, and PostgreSQL creates a slot only after all open transactions
+        have ended. So this method waits for old transactions before it pauses the sync."""
         deadline = time.monotonic() + LOCK_SECONDS
         with ExitStack() as stack:
             yield self._taken(stack, deadline)
@@ -81,7 +82,8 @@ class Boundary:
                     self._tell_holders()
                     continue
                 if self._request.is_late and time.monotonic() < deadline:
-                    # The sync may have resumed its turns already, and may have passed the snapshot's LSN.
+                    # The sync ignores a request that is late. So its mirrors may have passed the snapshot's LSN, and a
+                    # new snapshot is needed.
                     continue
                 stack.enter_context(attempt.pop_all())
                 return taken
@@ -96,7 +98,7 @@ class Boundary:
     def _wait_for_old_transactions(self, deadline: float) -> None:
         tell_at = time.monotonic() + TELL_SECONDS
         with connect(self._conninfo, application_name=f"{APPLICATION}/watch") as conn:
-            # The server hides the age of some transactions from our role.
+            # A transaction without an age belongs to another role, and the server hides its age: it is not waited for.
             while old := [one for one in transactions(conn)
                           if one.age is not None and one.age.total_seconds() >= HELD_SECONDS]:  # fmt: skip
                 now = time.monotonic()
@@ -137,7 +139,7 @@ class Boundary:
 
     def _not_reached(self, lsn: Lsn) -> LakeError:
         what = f"no table reached the snapshot's LSN within {POINT_SECONDS:g} s"
-        do = "run `pgcdc sync`, then verify again; see `pgcdc status`"
+        do = "run `pgcdc sync`, then `pgcdc verify` again; `pgcdc status` shows what delays the tables"
         return LakeError(what, thing=f"lake {self._settings.lake}", lsn=lsn, do=do)
 
     def _refuse(self) -> None:
@@ -149,7 +151,9 @@ class Boundary:
             return
         thing = f"lake {self._settings.lake}"
         if TableState.SET_ASIDE in states and TableState.COPYING not in states:
-            raise LakeError("follows no table: all are set aside", thing=thing, do="see `pgcdc status`")
+            raise LakeError(
+                "has no table to compare: all are set aside", thing=thing, do="see the reasons in `pgcdc status`"
+            )
         raise LakeError(
-            "follows no table yet: each waits for its copy", thing=thing, do="run `pgcdc sync`, then verify again"
+            "has no table to compare: each waits for its copy", thing=thing, do="run `pgcdc sync`, then verify again"
         )

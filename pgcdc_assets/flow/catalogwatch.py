@@ -1,7 +1,8 @@
-"""Checks the source's catalog for what the stream does not contain: structures, names and comments of tables. A check
-is made at the start of a run, when ranges close, and from time to time while the run is idle. Comments change no row
-and no position, so they need no exact LSN, and a mirror that cannot store them is still followed. A snapshot copy has
-the comments that its snapshot shows. A change of structure keeps the comments."""
+"""Checks the source's catalog for what the stream does not contain: structures, names and comments of tables. A run
+checks the catalog when it starts, when a range of the log closes, and every ``range_seconds`` while it is idle.
+
+This module also copies comments to the mirrors. Comments change no row, so they are written at any LSN. A mirror that
+cannot store comments is still followed."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def carry_comments(work: Work) -> bool:
 
 
 def unread_comments(name: TableName) -> str:
-    return f"the mirror of {name} lacks a comment of its table: it is not text in the source's encoding"
+    return f"the mirror of {name} lacks a comment of its table: the comment is not text in the source's encoding"
 
 
 def _commented(work: Work) -> Iterator[Table]:
@@ -61,9 +62,9 @@ def _commented(work: Work) -> Iterator[Table]:
 
 
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
-    """Raise EmptyPublication if no table is published: a run would seem to succeed while every change is lost."""
+    """Raise EmptyPublication if no table is published: otherwise the run would succeed although it receives nothing."""
     if not live:
-        raise EmptyPublication("no longer lists a table", thing=f"publication {catalog.publication}",
+        raise EmptyPublication("no longer lists any table", thing=f"publication {catalog.publication}",
                                do="add the tables back, or run `pgcdc setup`")  # fmt: skip
 
 
@@ -75,9 +76,11 @@ class CatalogWatch:
         self._stream = stream
         self._structure = structure
         self._seen: CatalogSnapshot | None = None
-        """The last catalog check. None before the first check, and after the copy of a table that differs from it."""
+        """What the last catalog check read. None before the first check. Also None after a copy or a structure change
+        that found a table different from this check. The catalog is then checked again before the next point."""
         self.seen_at = ZERO
-        """The log must reach this LSN before points list tables that were renamed or restructured."""
+        """A position of the source after the last check that marked one. Points list a renamed or restructured table
+        only at or above this LSN."""
         self._checked_at = time.monotonic()
         self.paused = False
         """Whether mirrors must not change, because applying is paused."""
@@ -93,8 +96,8 @@ class CatalogWatch:
         return self._seen is not None and self._stream.is_current(self._seen)
 
     def check(self) -> None:
-        """Read the catalog, compare all tables with it, and save it. CopyBlocked if a lock prevents reading the
-        catalog, and EmptyPublication if no table is published."""
+        """Read the catalog, compare the tables recorded for all mirrors with it, and save it. CopyBlocked if a lock on
+        the source prevents reading the catalog, EmptyPublication if no table is published."""
         work = self._work
         self._checked_at = time.monotonic()
         self._seen = self._stream.read_catalog(work.catalog, work.settings.tables)
@@ -109,12 +112,13 @@ class CatalogWatch:
             save_catalog(work.catalog, work.settings.catalog_file)
 
     def _mark(self) -> Lsn:
-        """Set ``seen_at`` to a position of the source after the check, and return it."""
+        """Set :attr:`seen_at` to the source's present position, which is after the check, and return it."""
         self.seen_at = self._stream.mark_now()
         return self.seen_at
 
     def compare_all(self, live: Sequence[Table]) -> None:
-        """Compare the table recorded for each mirror with the catalog, and begin the changes that follow."""
+        """Compare the table recorded for each mirror with the catalog, and begin the changes of mirrors that the
+        differences require."""
         work = self._work
         refuse_emptied(work.catalog, live)
         shown = {table.name: table for table in live}
@@ -146,10 +150,12 @@ class CatalogWatch:
             self._seen = None
 
     def _note_rewritten_columns(self, before: Mapping[TableName, Marks], live: Sequence[Table]) -> None:
-        """Find the tables whose rows in pg_attribute were written again. Points below this check may not list these
-        tables. ATTACH and DETACH PARTITION write these rows, and leave no other trace once both commands are done.
-        Between the two commands, the table's rows belonged to a partitioned table, and the catalog does not show which.
-        So if a table that is not partitioned is found, points below this check list no partitioned table either."""
+        """Find the tables whose rows in pg_attribute were written again since the last check. Points below this check
+        may not list these tables, because each may have been a partition for some time.
+
+        ATTACH and DETACH PARTITION write a table's rows in pg_attribute, and leave no other trace once both commands
+        are done. Between the two commands, the table's rows belonged to a partitioned table, and the catalog no longer
+        shows which. So if such a table is not partitioned itself, points below this check list no partitioned table."""
         followed = {record.table.name: record.table for record in self._work.progress.followed()}
         altered = {table.name for table in live if table.name in followed.keys() & before.keys()
                    and rewritten(before[table.name], table.marks.columns)}  # fmt: skip

@@ -1,5 +1,6 @@
-"""Makes the snapshot copies of one run in rounds, while the run continues to apply changes. Each round has one snapshot
-and its own thread. A table is copied again if somebody altered or locked it during the copy."""
+"""Makes the snapshot copies of one run, while the run continues to apply changes. A **round** copies all tables that
+wait for a copy, under one snapshot, in a separate thread. If another session altered or locked a table during its copy,
+the next round copies it again."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Copied:
 
 
 class CopyCancelled(Exception):
-    """Raised in the copies' thread if the run ends before its copies are complete."""
+    """The run ends before its copies are complete. Raised in the copies' thread."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,10 @@ def copy(
     work: Work, conninfo: str, names: Sequence[TableName], channel: CopyChannel, count: CopyCount
 ) -> Failures:  # fmt: skip
     """Copy the tables under one exported snapshot; runs in the copies' thread. Returns the tables that were not copied,
-    and why. Tables that our role may not read are left out before the snapshot. The state ``copying`` with the copy's
-    LSN is durable before any row is committed. After a crash, the mirror's ``snapshot_lsn`` is compared with it."""
+    and why. Tables that our role may not read are left out before the snapshot is taken.
+
+    Before any row is committed, the state ``copying`` is stored with the snapshot's LSN. After a crash, a mirror whose
+    ``snapshot_lsn`` is below the stored LSN still holds an older copy, so the table is copied again."""
     lacking = _lacking_rights(work.catalog, conninfo, names)
     names = [name for name in names if name not in lacking]
     if not names:
@@ -80,7 +83,7 @@ def copy(
             count.copied += 1
             channel.committed.put(Copied(shown[report.table], report))
 
-        # Spark takes seconds to start. The run may have ended during that time.
+        # Spark takes seconds to start, and the run may have ended during that time.
         work.session()
         channel.raise_if_cancelled()
         failed = work.target.copy(
@@ -90,7 +93,7 @@ def copy(
 
 
 def _lacking_rights(catalog: Catalog, conninfo: str, names: Sequence[TableName]) -> Failures:
-    """The tables that our role may not read. The partitions of a table are known from the last catalog check."""
+    """The tables that our role may not read, with the partitions that the last catalog check found."""
     wanted = set(names)
     stored = {table.name: sorted(relations_of([table]) - {table.oid} if table.partitioned else {table.oid})
               for table in catalog.tables if table.name in wanted}  # fmt: skip
@@ -104,8 +107,8 @@ COPY_ROUNDS = 3
 
 
 class Copies:
-    """Copies the tables that wait for a copy, in rounds that do not overlap. Every method is called in the run's own
-    thread. ``follow``: the run is in follow mode, so it tries tables again at each regular catalog check."""
+    """The rounds of copies of one run, one after another. Every method is called in the run's own thread. ``follow``:
+    the run is in follow mode. A table that could not be copied is then tried again at each regular catalog check."""
 
     def __init__(self, work: Work, conninfo: str, *, follow: bool) -> None:
         self._work = work
@@ -119,11 +122,11 @@ class Copies:
         self.count = CopyCount()
         """The progress of the present or the last round."""
         self._rounds: Counter[TableName] = Counter()
-        """How many copies of each table this run has begun. In follow mode, a committed copy resets the count of its
-        table, and a regular catalog check without a copy in progress resets all counts."""
+        """How many copies of each table this run has begun; at COPY_ROUNDS, the table is not copied again. In follow
+        mode, a committed copy resets the count of its table, and :meth:`allow_again` resets all counts."""
         self.failure: PgcdcError | None = None
-        """A failure that concerns more than one table. It ends the rounds, and is raised once the other tables have
-        caught up."""
+        """The first failure that ends the copies of this run. The run raises it once the other tables have caught
+        up."""
         self.made: list[Copied] = []
         self.paused = False
         """Whether no round may begin, because applying is paused."""
@@ -134,7 +137,7 @@ class Copies:
 
     @property
     def ended(self) -> bool:
-        """Whether the round has ended. An ended round commits no more copies, and :meth:`close` returns its result."""
+        """Whether the round has ended, so that it commits no more copies. :meth:`close` must then be called."""
         return self._round is not None and self._round.done()
 
     @property
@@ -143,8 +146,9 @@ class Copies:
         return max((copied.report.consistent_point for copied in self.made), default=ZERO)
 
     def begin(self, but: Collection[TableName] = ()) -> None:
-        """Begin a round with the waiting tables, except ``but``. Does nothing if copies are in progress, paused or have
-        failed: a later round or the next run then copies the tables."""
+        """Begin a round with the tables that wait for a copy, except the tables ``but``. Does nothing while a round is
+        in progress, while applying is paused, or after a :attr:`failure`. A later round or the next run then copies the
+        tables."""
         if self._round is not None or self.failure is not None or self.paused:
             return
         names = [table.name for table in self._work.progress.waiting() if table.name not in but]
@@ -172,8 +176,8 @@ class Copies:
             yield copied
 
     def close(self) -> set[TableName]:
-        """Close a round that has :attr:`ended`. If a table could not be copied, the other tables still catch up.
-        Returns the tables that somebody altered or locked, to try again at once."""
+        """Handle the failures of a round that has :attr:`ended`. Returns the tables that another session altered or
+        locked during their copy, and that the next round tries again."""
         assert self._round is not None
         ended, self._round = self._round, None
         try:
@@ -188,7 +192,8 @@ class Copies:
         self.begin(but=set(self._asked) - again)
 
     def cancel(self) -> None:
-        """Cancel a round in progress, and wait for its end: no copy may be committed after the lock is released."""
+        """Cancel a round in progress, and wait for its end, because no copy may be committed after the run has released
+        the lake's lock."""
         self.channel.cancelled.set()
         while self._round is not None and not self._round.done():
             # The cancellation is repeated, because a copy can be cancelled only while it has a Spark job.
@@ -197,7 +202,8 @@ class Copies:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _worth_a_copy(self, name: TableName) -> bool:
-        """Whether the table may be copied once more. A table that is altered all the time is not copied forever."""
+        """Whether this run may copy the table once more. The limit COPY_ROUNDS ends the copies of a table that other
+        sessions alter all the time."""
         if self._rounds[name] < COPY_ROUNDS:
             return True
         if not self._follow:
@@ -206,9 +212,10 @@ class Copies:
         return False
 
     def _sorted(self, failures: Failures) -> set[TableName]:
-        """Handle the failures of a round; returns the tables that somebody altered or locked, to try again at once. A
-        table for which a right is missing waits for the next regular catalog check. In follow mode, all these tables
-        are tried again at such a check. Otherwise the failure ends the run, once the other tables have caught up."""
+        """Handle the failures of a round. Returns the tables that another session altered or locked, and that may be
+        copied again at once. Without follow mode, any other failure that a new copy could solve (a missing right, too
+        many tries) ends the run once the other tables have caught up. In follow mode, the table is tried again at the
+        next regular catalog check."""
         again: set[TableName] = set()
         for name, failure in failures.items():
             if whose(failure) is not Whose.WAITS:
@@ -222,7 +229,7 @@ class Copies:
                 if name in self._work.progress:
                     self._fail(failure)
             elif new:
-                self._say(f"postponed: {failure.thing} {failure.what}", name)
+                self._say(f"postponed until the next catalog check: {failure.thing} {failure.what}", name)
         return again
 
     def _not_copied(self, name: TableName, failure: PgcdcError) -> None:

@@ -1,7 +1,9 @@
 """Decides, by pure functions, what a run of the sync does next and when it ends. :mod:`pgcdc_assets.flow.sync` carries
-out these decisions. A turn applies the log to tables up to one boundary, and then publishes a consistent point there.
-Tables whose copies took long catch up in separate turns, so that they do not delay other tables. ``verify`` may ask for
-a point at the LSN of its snapshot."""
+out these decisions.
+
+Normally a turn applies the log to all tables up to one boundary, and a consistent point is published there. There are
+two special cases. A table whose copy took long is **late**: it catches up in separate turns, so that it does not delay
+the other tables. And ``verify`` may ask for a point at the exact LSN of its snapshot."""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.log.summary import BatchSummary
 
 GATHERED_BYTES = 64 << 20
-"""While a run without follow mode still receives, it starts a turn only if at least this many bytes of messages wait in
-the log. Many small turns cost more than one large turn, and take CPU from the receiver."""
+"""While a run without follow mode still receives, it starts a turn only if the log has at least this many bytes of
+messages that are not applied. Many small turns cost more than one large turn, and take CPU from the receiver."""
 LATE_SHARE = 2
 """A turn of late tables applies this many times the bytes of a normal turn, so that late tables catch up even if the
 other tables are behind the log too."""
@@ -38,7 +40,7 @@ class Bounds:
     stop: threading.Event = field(default_factory=threading.Event)
     """If set, the run ends at the next boundary, and copies in progress are cancelled."""
     give_way: threading.Event = field(default_factory=threading.Event)
-    """If set, the run ends at the next boundary after the copies in progress, because another Dagster run is queued."""
+    """If set, another Dagster run is queued: the run finishes its copies in progress, and ends at the next boundary."""
 
     @property
     def stopped(self) -> bool:
@@ -46,7 +48,7 @@ class Bounds:
         return self.stop.is_set() or self.give_way.is_set()
 
     def from_now(self, seconds: float) -> Bounds:
-        """The bounds of a run that continues this run, ``seconds`` after this run began."""
+        """The bounds of a run that continues this run. ``seconds``: how much of ``max_seconds`` is used up."""
         return self if self.max_seconds is None else replace(self, max_seconds=max(0.0, self.max_seconds - seconds))
 
 
@@ -56,7 +58,8 @@ class PointDue:
 
     due: bool
     refused_at: Lsn | None = None
-    """The LSN of the last point, if that point could not list every table. A second point there would list no more."""
+    """The LSN of the last point, if that point could not list every followed table. A second point at this LSN would
+    list no more tables."""
 
     def mark_due(self) -> None:
         """Note that something was copied or applied, so that a point is due."""
@@ -73,7 +76,7 @@ class PointDue:
 
 @dataclass(frozen=True)
 class TablePosition:
-    """A followed table's position. ``late``: the table was copied later than the other tables."""
+    """A followed table's position. ``late``: the table is below the newest point, because its copy took long."""
 
     name: TableName
     replay_lsn: Lsn
@@ -92,13 +95,13 @@ class View:
     share_bytes: int
     """How many bytes of messages one turn applies."""
     gathers: bool = False
-    """Whether the run may let messages accumulate, because it still receives and nothing needs a turn now."""
+    """Whether the run may wait until GATHERED_BYTES have arrived: it is not in follow mode, and still receives."""
     held: bool = False
-    """Whether ``verify`` is about to name the LSN at which it wants a point. No turn begins before it has."""
+    """Whether ``verify`` has asked for a point, but has not named its LSN yet. No turn begins until it has."""
     exact: Lsn | None = None
-    """The LSN at which ``verify`` wants a point."""
+    """The LSN at which ``verify`` has asked for a point; None if it has not, or if there is such a point already."""
     caught_up: bool = False
-    """Whether the late tables have had their separate turn since the last turn of the other tables."""
+    """Whether the late tables have had their separate turn, so that the next turn is for the other tables."""
     paused: bool = False
     """Whether applying is paused."""
 
@@ -162,7 +165,8 @@ def _gathering(view: View) -> bool:
 
 
 def _boundary(view: View, tables: Sequence[TablePosition], limit: Lsn, shares: int) -> Lsn:
-    """The end of the batch that fills the turn's share of bytes; ``limit`` if all waiting batches fit into the turn."""
+    """The boundary at which a turn of these tables ends: the end of the batch that reaches the turn's share of bytes,
+    or ``limit`` if all batches below it fit into the turn."""
     waiting = _waiting(view, tables, limit)
     taken = up_to(waiting, shares * view.share_bytes)
     return limit if len(taken) == len(waiting) else min(limit, taken[-1].end)
@@ -203,7 +207,7 @@ class Situation:
     awaited: bool
     """Whether a command, or another run, waits for the lake."""
     arrived: bool
-    """Whether the receiver has reached its goal."""
+    """Whether the receiver has reached the LSN at which it ends."""
     level: bool
     """Whether the mirrors have applied the whole log and a point lists them, or applying is paused."""
 
