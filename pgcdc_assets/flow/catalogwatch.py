@@ -62,7 +62,7 @@ def _commented(work: Work) -> Iterator[Table]:
 
 
 def refuse_emptied(catalog: Catalog, live: Sequence[Table]) -> None:
-    """Raise EmptyPublication if no table is published: otherwise the run would succeed although it receives nothing."""
+    """Raise EmptyPublication if no table is published: otherwise the run would succeed although it gets no changes."""
     if not live:
         raise EmptyPublication("no longer lists any table", thing=f"publication {catalog.publication}",
                                do="add the tables back, or run `pgcdc setup`")  # fmt: skip
@@ -79,8 +79,8 @@ class CatalogWatch:
         """What the last catalog check read. None before the first check. Also None after a copy or a structure change
         that found a table different from this check. The catalog is then checked again before the next point."""
         self.seen_at = ZERO
-        """A position of the source after the last check that marked one. Points list a renamed or restructured table
-        only at or above this LSN."""
+        """The source's position after the last check that found a new name or structure. Points list a renamed or
+        restructured table only at or above this LSN."""
         self._checked_at = time.monotonic()
         self.paused = False
         """Whether mirrors must not change, because applying is paused."""

@@ -76,10 +76,15 @@ class Engine:
         self, bounds: Bounds, *, copy_anew: Sequence[TableName] = (), heal: Sequence[TableName] = ()
     ) -> SyncReport:  # fmt: skip
         """Copy new tables, receive, and apply, until ``bounds`` end the sync. ``copy_anew``: tables to copy again.
-        ``heal``: set-aside tables to resume. Without follow mode, the sync is repeated, at most COPY_ROUNDS times,
-        while tables wait for a copy or a point. Such a sync with ``copy_anew`` or ``heal`` makes a sync in follow mode
-        pause. In follow mode, this sync pauses (or ends, if it has a time limit) while a command needs the lake, and
-        connects again if it loses the source, except in a first pass with ``copy_anew`` or ``heal``."""
+        ``heal``: tables that were set aside, to be followed again from their mirrors' positions.
+
+        Without follow mode, the sync runs again, at most COPY_ROUNDS times, while tables wait for a copy or for a point
+        that lists them. With ``copy_anew`` or ``heal``, it makes a running sync in follow mode pause.
+
+        In follow mode, the sync pauses while a command needs the lake; with a time limit, it ends instead. If it loses
+        the source, it connects again. If this happens in the run that has to carry out ``copy_anew`` or ``heal``, the
+        error is raised.
+        """
         if copy_anew or heal:
             self._refuse_while_paused()
         started = time.monotonic()
@@ -101,11 +106,12 @@ class Engine:
             try:
                 report = self._sync(bounds.from_now(time.monotonic() - started)).after(report)
             except LockHeld as held:
-                # Another command took the lock first. A sync that paused or lost the source waits for this command. Any
-                # other sync ends, maybe with tables that still wait for a copy.
+                # Another command took the lock first. If this sync had paused or had lost the source, it waits for that
+                # command. Otherwise it ends, maybe with tables that still wait for a copy.
                 report = report if report.lost is None else replace(report, lost=held)
             except (SourceUnavailable, SlotActive) as error:
-                # The server may need a minute to notice that the session that held the slot has ended.
+                # After a lost connection, the server may need a minute to notice that the session that used the slot
+                # has ended. During this time, SlotActive is not an error.
                 if not bounds.follow or (report.lost is None and isinstance(error, SlotActive)):
                     raise
                 report = replace(report, lost=error)
@@ -131,7 +137,7 @@ class Engine:
             begin_messages(work)
             stream = LogStream(receiver, log, conn)
             self._check_level(work, stream.source_position())
-            # The receiver also checks the slot, but only after copies have started Spark.
+            # The receiver also checks the slot, but so late that copies would have started Spark already.
             slots.usable_slot(conn, catalog.identity.slot, two_phase=self._settings.two_phase)
             work.progress.request_copy(copy_anew)
             work.progress.heal(heal)
@@ -147,23 +153,24 @@ class Engine:
             return backfill.check(work, span)
 
     def transform_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-        """A backfill of ``changes/...``: derive the feeds of a range again."""
+        """A backfill of ``changes/...``: write the feeds of a range again, from the log."""
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.derive(work, tables, span)
 
     def messages_range(self, span: LsnRange) -> RangeReport:
-        """A backfill of ``messages``: derive the messages of a range again."""
+        """A backfill of ``messages``: write the feed of logical messages again for a range, from the log."""
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.messages(work, span)
 
     def apply_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-        """A backfill of mirrors: apply the part of the range above ``replay_lsn``, and repair the part below."""
+        """A backfill of mirrors: for each table, apply the part of the range above its ``replay_lsn``, and repair the
+        part below."""
         self._refuse_while_paused()
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.apply(work, tables, span)
 
     def repair(self, table: TableName, span: LsnRange) -> RangeReport:
-        """Rebuild the rows that a range touched, and merge them into the mirror."""
+        """Compute the rows that changed in a range again, from the log, and merge them into the mirror."""
         self._refuse_while_paused()
         with self._by_hand(OperationKind.REPAIR) as work:
             return backfill.repair(work, table, span)
@@ -172,7 +179,7 @@ class Engine:
         """Delete data that is no longer needed, and merge small files. The source is not used."""
         with self._by_hand(OperationKind.MAINTENANCE, allowance.stop) as work:
             report = Maintenance(work, allowance).run()
-            # The failures are recorded with the operation's end.
+            # These failures concern single mirrors. They are recorded when the operation ends.
             work.operation.failures += [LakeError(error) for _, error in report.failed]
             work.operation.given_up = allowance.stop.is_set
             return report
@@ -195,12 +202,13 @@ class Engine:
         )  # fmt: skip
 
     def _in_turn(self, stop: threading.Event) -> AbstractContextManager[None]:
-        """Takes the lake's lock, for operations for which a sync in follow mode pauses."""
+        """Takes the lake's lock. If a sync in follow mode has it, waits until that sync pauses."""
         return lake_in_turn(self._settings.layout, self._command, partial(self._observer.progress, "lock"), stop)
 
     @contextmanager
     def _operation(self, kind: OperationKind, lake: AbstractContextManager[None]) -> Iterator[Operation]:
-        """Run a block under the lake's lock. The outcome is recorded for ``status``, unless it is a LockHeld."""
+        """Run a block under the lake's lock ``lake``. The outcome is recorded for ``status``, except if the lock cannot
+        be taken."""
         layout, command = self._settings.layout, self._command
         refuse_other_lake(self._settings)
         say = partial(self._observer.progress, "outcome")
@@ -226,7 +234,8 @@ class Engine:
                 self._note_put_aside(folder, aside)
 
     def _note_put_aside(self, folder: Location | str, names: tuple[str, ...]) -> None:
-        text = f"{folder}: its Delta log is incomplete from {names[0]} on; {len(names)} files were moved aside"
+        text = f"{folder}: its Delta log is incomplete from {names[0]} on; {len(names)} log files were renamed, " \
+               "so that readers ignore them"  # fmt: skip
         self._observer.progress("recover", text)
 
     def _saved_catalog(self, conn: psycopg.Connection[Any]) -> Catalog:
@@ -236,13 +245,13 @@ class Engine:
             raise IdentityMismatch(
                 f"is database {found.database} of system {found.system_identifier}, but this project was set up for "
                 f"database {saved.identity.database} of system {saved.identity.system_identifier}", thing="source",
-                do="set `source` to that database, or set up the other database in a separate folder",
+                do="set `source` to the project's database; for the other database, set up a separate project folder",
             )  # fmt: skip
         return saved
 
     def _live_catalog(self, conn: psycopg.Connection[Any], saved: Catalog) -> Catalog:
-        """Publish new tables, and return the source's present catalog. If a lock prevents reading the catalog, return
-        the saved catalog: the run's own catalog check then waits for the lock, or reports the lock."""
+        """Publish new tables, and return the source's present catalog. If a lock on the source prevents reading it,
+        return the catalog that was ``saved``. The run's own catalog check then waits for the lock, or reports it."""
         publish_new(conn, self._settings, saved, TableStates(self._settings.layout), self._observer)
         try:
             live = read_catalog(conn, saved.identity, saved.publications, self._settings.tables, saved.tables)
@@ -254,8 +263,9 @@ class Engine:
         return live
 
     def _log(self, conn: psycopg.Connection[Any], identity: Identity) -> ChangeLog:
-        """The change log. If there is none, a log is created from the slot's confirmed position. No change is lost,
-        even if the slot was confirmed for an earlier log: a mirror below the log's start is copied again."""
+        """The change log. If there is none, a log is created that starts at the slot's confirmed position. An earlier
+        log may have had the changes below this position. They are not lost, because a mirror that needs them is copied
+        again."""
         log = ChangeLog(self._settings.layout)
         if not log.exists:
             slot = slots.usable_slot(conn, identity.slot, two_phase=self._settings.two_phase)
@@ -272,13 +282,14 @@ class Engine:
                 thing=f"change log {log.path}",
                 do="set `source` to the source of this lake, or set `lake` to a different or new lake",
             )  # fmt: skip
-        # The project records its lake before anything is confirmed to the slot.
+        # The project records its lake before the receiver confirms anything to the slot. So a run with another lake is
+        # refused, and cannot take changes that this lake needs.
         note_lake(self._settings, log)
         return log
 
     def _check_level(self, work: Work, source: Lsn) -> None:
-        """Raise LogAhead if the lake is ahead of the source. A source that was restored to an earlier time writes other
-        transactions at LSNs that the lake has passed, which the lake could not tell from the earlier transactions."""
+        """Raise LogAhead if the lake is ahead of the source. A source that was restored to an earlier time writes new
+        transactions at LSNs that the lake has passed. The lake would take them for transactions that it has already."""
         stands = work.progress.highest
         if stands > source:
             raise LogAhead(

@@ -1,8 +1,9 @@
 """The lake's lock: there is one writer per lake. A sync in follow mode pauses for commands that need the lock.
 
-The lock, not Dagster's run status, decides who writes. Every writer takes the lock. On a file system the kernel
-releases the lock when the process ends, also when it is killed. In an object store the lock ends when its holder stops
-renewing it (:mod:`pgcdc_assets.store.lease`). A sync in follow mode would hold the lock for days. So it "gives way":
+Every process that writes to the lake takes the lock. So the lock, not the status of a Dagster run, decides who writes.
+On a file system, the kernel releases the lock when the process ends or is killed. In an object store, the lock ends
+when its holder stops renewing it (:mod:`pgcdc_assets.store.lease`). A sync in follow mode would hold the lock for days.
+So it "gives way":
 
 1. A command that finds the lock held by such a sync takes a second lock of the lake, ``layout.waiting``.
 2. Between two turns the sync sees that this second lock is held (:func:`waiting`). The sync finishes the copies in
@@ -94,12 +95,12 @@ def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop:
 
 
 def waiting(layout: Layout) -> str | None:
-    """The command that waits for the lake, in words; None if no command waits, or if it does not give its name."""
+    """The command that waits for the lake, as text for a message; None if no command waits, or if its text is empty."""
     return lease.text_of_holder(layout.waiting) or None
 
 
 def free_again(layout: Layout, stop: threading.Event) -> bool:
-    """After this process released the lock for a command, wait until no process holds the lake or waits for the lake.
+    """After this process has released the lock for a command, wait until no process holds the lock or waits for it.
     False if ``stop`` is set during the wait. LockHeld if another sync in follow mode has taken the lock."""
     while not stop.is_set():
         found = holder(layout)
@@ -115,8 +116,8 @@ def free_again(layout: Layout, stop: threading.Event) -> bool:
 def sole(
     layout: Layout, place: Location, refusal: Callable[[], str], *, guarding: Location | None = None
 ) -> Iterator[Lease]:
-    """Hold the lock at ``place``, one of the lake's locks, during the block. LockHeld with the text of ``refusal`` if
-    another process holds this lock. ``guarding``: see :func:`pgcdc_assets.store.lease.held`."""
+    """Hold one of the lake's locks, at ``place``, during the block. If another process holds this lock, raise LockHeld
+    with the text that ``refusal`` returns. ``guarding``: see :func:`pgcdc_assets.store.lease.held`."""
     with ExitStack() as stack:
         try:
             storage.make_private(layout.root)
@@ -156,12 +157,12 @@ def holder(layout: Layout) -> LockHolder | None:
 
 
 def nameless(layout: Layout) -> list[Location]:
-    """Those locks of the lake whose holder gives no name. Our processes write their name as soon as they take a lock.
-    But any program that may open the lock's file can hold the lock."""
+    """The locks of the lake that some other program holds. pgcdc's processes write their name as soon as they take a
+    lock. But any program that may open the file of a lock can lock it, and then pgcdc cannot take this lock."""
     return [place for place in (layout.lock, layout.hold, layout.waiting) if not lease.text_of_holder(place)
             and lease.is_locked(place) and not lease.text_of_holder(place)]  # fmt: skip
 
 
 def silence(layout: Layout) -> float:
-    """Seconds since a process last took, renewed or released the lock; infinite if no process ever took it."""
+    """Seconds since a process last took, renewed or released the lake's lock; infinite if no process ever took it."""
     return lease.silent_for(layout.lock)

@@ -1,9 +1,9 @@
 """Deletes data that is no longer needed, and merges small files, under the lake's lock.
 
-A kill at any time is harmless, because nothing is deleted while a point still promises it to readers. First a new
-consistent point is published, with the versions that OPTIMIZE wrote. Then old points are deleted, then the oldest part
-of the log, and files last. Each step is one Delta commit, and reads in the lake what is left to do. So the next
-maintenance continues where a killed maintenance stopped.
+A consistent point promises readers the mirrors' versions that it names. Nothing is deleted that a point promises, so a
+kill at any time is harmless. First a new point is published, with the versions that OPTIMIZE wrote. Then old points
+are deleted, then the oldest part of the log, and files last. Each step reads in the lake what is left to do. So the
+next maintenance continues where a killed maintenance stopped.
 
 A sync deletes old points and versions too, so that the lake does not grow with the number of turns. A mirror that is no
 longer followed is deleted only on request, because it may be the last copy of its table.
@@ -46,7 +46,8 @@ PRUNE_SECONDS: Final = 600.0
 
 
 def prune_points(work: Work, now: datetime) -> int:
-    """Delete points older than the retention, or not kept by ``retention.LADDER``; returns how many were deleted."""
+    """Delete the points that are older than the retention, and thin out the newer points: ``retention.LADDER`` says how
+    many stay. Returns how many points were deleted."""
     span = min(work.settings.retention, retention.LONGEST_POINTS)
     followed = [entry.table.name for entry in work.progress.followed()]
     oldest = retention.oldest_kept(now, span, retention.GRACE)
@@ -54,7 +55,7 @@ def prune_points(work: Work, now: datetime) -> int:
 
 
 class Thinning:
-    """Deletes old versions of mirrors in one run. Remembers the version at which each mirror was last checked."""
+    """Deletes old versions of mirrors during a run of the sync."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -62,10 +63,11 @@ class Thinning:
         self._pruned = time.monotonic()
 
     def after_range(self, tables: Iterable[TableName]) -> None:
-        """Delete old versions of those changed tables that have many new versions since their last check."""
+        """After a range was closed, delete old versions of its ``tables`` that have many new versions. Also deletes old
+        points."""
         due = [name for name in tables if self._is_due(name)]
-        # The promised versions are read before the points are pruned, because readers may still use versions of old
-        # points.
+        # The versions that points promise are read before old points are deleted, because readers may still be using
+        # these points.
         promised = self._work.progress.points.versions(due) if due else {}
         if due or time.monotonic() - self._pruned >= PRUNE_SECONDS:
             prune_points(self._work, datetime.now(UTC))
@@ -74,9 +76,9 @@ class Thinning:
             self._thin(name, promised.get(name, frozenset()))
 
     def _is_due(self, name: TableName) -> bool:
-        """Whether the table has many new versions, and the newest point lists it. Thinning keeps the listed version and
-        all newer versions, which the run may still have to make durable. A table that is being copied is not due,
-        because no version names the files of the copy yet."""
+        """Whether the table has THIN_AFTER_VERSIONS new versions since the last check, and the newest point lists it.
+        The listed version and all newer versions stay, because the run may still have to make these versions durable. A
+        table that is being copied is never due: no version names the copy's files yet, so they would be deleted."""
         progress = self._work.progress
         if name not in progress or progress[name].state is not TableState.STREAMING:
             return False
@@ -88,7 +90,8 @@ class Thinning:
         return True
 
     def _thin(self, name: TableName, promised: frozenset[int]) -> None:
-        """Delete old versions of one mirror. If the mirror cannot be read, the next turn that needs it reports this."""
+        """Delete old versions of one mirror. A failure is only reported: the next turn that needs the mirror sets its
+        table aside if the mirror cannot be read."""
         work = self._work
         with contained() as failed:
             work.target.delete_unneeded(name, promised, retention.GRACE, lambda: True)
@@ -108,7 +111,7 @@ class Forgotten:
 
 
 def forget_tables(work: Work, tables: Sequence[TableName]) -> list[Forgotten]:
-    """Delete the mirrors and feeds of these tables. Readers of older points then lose these tables. Nothing is deleted
+    """Delete the mirrors and feeds of these tables. They can then no longer be read at older points. Nothing is deleted
     if one of the tables is followed (UsageError), or has no mirror in the lake (UnknownTable)."""
     for name in tables:
         _refuse(work, name)
@@ -117,11 +120,11 @@ def forget_tables(work: Work, tables: Sequence[TableName]) -> list[Forgotten]:
 
 def _refuse(work: Work, name: TableName) -> None:
     if name in work.progress:
-        do = "exclude it in the setting `tables`, or drop it, and run `pgcdc sync` first"
+        do = "first exclude it in the setting `tables`, or drop it on the source, and run `pgcdc sync`"
         raise UsageError("is still followed, so its mirror is not deleted", thing=f"table {name}", do=do)
     if (waiting := next((one for one in work.progress if one.former == name), None)) is not None:
         do = f"run `pgcdc sync` first: it renames the mirror to {waiting.table.name}"
-        raise UsageError("will become the mirror of another table", thing=f"mirror {name}", do=do)
+        raise UsageError("holds the rows of a table that was renamed", thing=f"mirror {name}", do=do)
     if not work.target.keeps(name):
         raise UnknownTable("has no mirror in this lake", thing=str(name))
 
@@ -160,7 +163,8 @@ class MaintenanceReport:
 
 @dataclass(frozen=True)
 class Allowance:
-    """How long a maintenance may hold the lake's lock. After that time, the maintenance begins no further table."""
+    """How long a maintenance may hold the lake's lock. After ``max_seconds``, or if ``stop`` is set, it begins no work
+    on another table."""
 
     max_seconds: float | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -193,7 +197,8 @@ class Maintenance:
     # The steps, in their order ------------------------------------------------------------------
 
     def optimize(self) -> None:
-        """Keep the Delta logs of unchanged mirrors readable, and rewrite mirrors that have many small files."""
+        """Merge the small files of mirrors that have many. Also writes a new checkpoint for mirrors without recent
+        commits, because Delta would delete old commits although points still need them."""
         newest = self._work.progress.points.newest()
         listed = {} if newest is None else newest.tables
         for name, row in self._copied():
@@ -205,8 +210,8 @@ class Maintenance:
                     self._report.optimized.append(name)
 
     def publish(self) -> None:
-        """Publish the newest point again, with the present versions of mirrors whose rows are the same. Otherwise the
-        point would need old versions of unchanged tables, and their files, forever."""
+        """Publish the newest point again, with the present versions of mirrors whose rows are the same as in the point.
+        Otherwise the newest point would keep the old versions of tables that do not change, and all their files."""
         newest = self._work.progress.points.newest()
         if newest is not None:
             self._work.progress.republish(self._level(newest))
@@ -253,8 +258,8 @@ class Maintenance:
                     self._note_vacuum(name, freed)
 
     def _catches_up(self, name: TableName) -> bool:
-        """Whether the newest point does not list the copied table yet. All versions of the mirror stay until a point
-        lists the table, because a sync still has to make one of these versions durable."""
+        """Whether the table is published and not set aside, but the newest point does not list it yet. All versions of
+        its mirror stay until a point lists it, because a sync still has to make one of these versions durable."""
         progress = self._work.progress
         newest = progress.points.newest()
         listed = newest is not None and name in newest.tables
@@ -269,7 +274,8 @@ class Maintenance:
             self._report.deleted_bytes += freed.bytes
 
     def sweep(self) -> None:
-        """Delete removed files of the Delta tables that only this project writes, and files that killed runs left."""
+        """Delete the unneeded files of the change log, the feeds and the points, and files that killed runs left. No
+        other program writes to these tables."""
         layout = self._work.layout
         sweep_log(self._work.log, self._grace)
         passed(FaultPoint.LOG_SWEPT)
@@ -287,7 +293,7 @@ class Maintenance:
         return sorted(self._work.progress.states.all().items())
 
     def _level(self, newest: Point) -> dict[TableName, int]:
-        """The present versions of the mirrors that have the same rows as the versions that the newest point names."""
+        """The present versions of the mirrors whose rows are the same as in the version that the newest point names."""
         found: dict[TableName, int] = {}
         for name, _ in self._copied():
             with self._failure_noted(name):

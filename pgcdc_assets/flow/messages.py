@@ -1,5 +1,5 @@
-"""Opens, advances and reports the feed of logical messages in a run. There is a feed only with the setting
-``messages``."""
+"""The feed of logical messages in a run. It is a Delta table with the messages that applications have written with
+``pg_logical_emit_message``, if the setting ``messages`` includes their prefixes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from pgcdc_assets.log.summary import BatchSummary
 
 
 def begin_messages(work: Work) -> None:
-    """Open the feed, before the receiver asks for messages. A new feed begins at the log's present position. If the
-    feed cannot be read, the run continues without it, and the log is kept for the feed. If a new feed cannot be
-    created, the run ends, because the next run would not know where the feed has to begin."""
+    """Open the feed, before the receiver asks the source for messages. A new feed begins at the log's present position.
+    If an existing feed cannot be read, the run continues without it, and maintenance keeps the log that the feed has
+    not taken yet. If a new feed cannot be created, the run ends, because the next run would not know where the feed has
+    to begin."""
     if not work.settings.messages:
         return
     with contained() as failed:
@@ -32,7 +33,7 @@ def begin_messages(work: Work) -> None:
 
 
 def take_messages(work: Work, log: LogSpan, upto: Lsn) -> MessagesTaken:
-    """Advance the feed to ``upto``. A failure is reported and does not stop the tables. The next turn tries again."""
+    """Advance the feed to ``upto``. A failure is only reported: mirrors continue, and the next turn tries again."""
     if work.messages is None:
         begin_messages(work)
     if work.messages is None:
@@ -45,34 +46,35 @@ def take_messages(work: Work, log: LogSpan, upto: Lsn) -> MessagesTaken:
 
 
 def messages_at(work: Work, lsn: Lsn) -> Lsn | None:
-    """The feed's own position, for a point at ``lsn``; None if the feed is not complete to ``lsn``."""
+    """The feed's recorded position, for a point at ``lsn``; None if the feed is not complete to ``lsn``."""
     feed = work.messages
     return feed.covered.end if feed is not None and feed.complete_to >= lsn else None
 
 
 def messages_needed(work: Work) -> list[Lsn]:
-    """The LSN above which the feed needs the log; empty if the setting ``messages`` is empty."""
+    """The LSN above which maintenance must keep the log for the feed; empty if the setting ``messages`` is empty."""
     if not work.settings.messages:
         return []
     return [work.log.start if work.messages is None else work.messages.complete_to]
 
 
 def derive_messages(work: Work, span: LsnRange) -> MessagesTaken:
-    """Derive the messages of a range again from the log, for the part of the range that is in the feed. UsageError
-    if the feed does not exist, or if no part of the range is in the feed."""
+    """Write the feed again, from the log, for the part of the range that the feed covers. UsageError if the feed does
+    not exist, or if it covers no part of the range."""
     feed = work.messages or _opened(work)
     if not feed.exists:
         raise UsageError("does not exist", thing="the feed of messages",
                          do="set `messages` to patterns of the prefixes to include")  # fmt: skip
     held = LsnRange(feed.covered.start, feed.complete_to)
     if span.end <= held.start or span.start >= held.end:
-        raise UsageError(f"contains {held}, and no part of the range {span}", thing="the feed of messages",
+        raise UsageError(f"covers only the range {held}, and no part of {span}", thing="the feed of messages",
                          do="choose a range within the feed's range")  # fmt: skip
     return feed.derive_again(work.log, span)
 
 
 def messages_report(work: Work, batches: Sequence[BatchSummary]) -> MessagesReport | None:
-    """A range's messages, as the log counts them; None without the setting ``messages``, or if the feed has failed."""
+    """The number of messages in a range, counted in the log, and the state of the feed. None without the setting
+    ``messages``, or if the feed has failed."""
     feed = work.messages
     if feed is None:
         return None
@@ -102,4 +104,4 @@ def _opened(work: Work) -> MessageFeed:
 def _report_failure(work: Work, failure: str) -> None:
     if failure not in work.messages_reported:
         work.messages_reported.add(failure)
-        work.observer.progress("messages", f"the feed of messages cannot continue: {failure}")
+        work.observer.progress("messages", f"the feed of messages has failed, and is tried again later: {failure}")

@@ -25,10 +25,10 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store import storage
 
 WRITE_SECONDS: Final = 10.0
-"""Seconds between two writes of the file while runs count: less than the usual 15 seconds between two scrapes, and few
-requests to an object store."""
+"""Seconds between two writes of the file while something is counted. This is less than the usual 15 seconds between two
+scrapes by Prometheus, and causes few requests to an object store."""
 REST_SECONDS: Final = 60.0
-"""Seconds between two writes while nothing is counted. They bring the memory of the receiver."""
+"""Seconds between two writes while nothing is counted. Such a write only updates the receiver's memory."""
 BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 """Upper bounds of the histograms' buckets, in seconds: from one small turn to an outage of an hour."""
 STAGES: Final = ("transform", "apply", "publish")
@@ -41,7 +41,7 @@ class Histogram:
     sum: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Add a value. A negative value, which two clocks that differ may give, counts as zero."""
+        """Add a value. A negative value counts as zero: it comes from two clocks that differ."""
         value = max(0.0, seconds)
         self.counts[bisect_left(BOUNDS, value)] += 1
         self.sum += value
@@ -55,13 +55,13 @@ class Histogram:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         counts = [int(count) for count in data["counts"]]
-        # Counts of other buckets cannot be continued.
+        # A file with other buckets is from another release. Its counts cannot be continued.
         return cls(counts, float(data["sum"])) if len(counts) == len(BOUNDS) + 1 else cls()
 
 
 @dataclass
 class RunCounts:
-    """The counts of all runs since ``since``. A turn counts each batch of the log once."""
+    """The counts of all runs since ``since``. Each batch of the log is counted once, by the first turn that has it."""
 
     since: datetime
     upto: Lsn = ZERO
@@ -76,11 +76,11 @@ class RunCounts:
     durable: Histogram = field(default_factory=Histogram)
     """For each batch: seconds from its first commit on the source until the batch was durable in the log."""
     readable: Histogram = field(default_factory=Histogram)
-    """For each batch: seconds from its first commit on the source until a consistent point had it."""
+    """For each batch: seconds from its first commit on the source until a consistent point contained it."""
     receiver_bytes: int | None = None
     """Resident memory of the receiver process."""
     succeeded: datetime | None = None
-    """When a run that follows last had everything in a consistent point."""
+    """When the mirrors of a sync in follow mode had last applied the whole log, and a consistent point listed them."""
     written: datetime | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Meter:
         self._points = points
         self._counts: RunCounts | None = None
         self._waiting: list[BatchSummary] = []
-        """Batches that no consistent point has yet."""
+        """Counted batches with rows that no consistent point contains yet."""
         self._changed = False
         self._wrote = -REST_SECONDS
 
@@ -143,13 +143,13 @@ class Meter:
         if self._counts is None:
             self._counts = read_counts(self._layout)
         if self._counts is None:
-            # Batches that a point already has are not counted: their delay is not known.
+            # Batches below the newest point are not counted, because it is not known when they became readable.
             newest = self._points.newest()
             self._counts = RunCounts(datetime.now(UTC), newest.replay_lsn if newest else ZERO)
         return self._counts
 
     def took(self, batches: Sequence[BatchSummary], seconds: Mapping[str, float]) -> None:
-        """Count a turn, and the batches that it took first."""
+        """Count a turn's ``seconds`` by stage, and those of its ``batches`` that no earlier turn has counted."""
         counts = self.counts
         new = [batch for batch in batches if batch.end > counts.upto]
         written = self._log.written(new)
@@ -168,7 +168,7 @@ class Meter:
         self._changed |= bool(new or seconds)
 
     def published(self, seconds: float) -> None:
-        """A point was published, which took these seconds. It has all batches that were taken."""
+        """Count a point that was published in this many seconds. It contains all batches that turns have counted."""
         now = datetime.now(UTC)
         for batch in self._waiting:
             if batch.first_commit_ts is not None:
@@ -178,11 +178,11 @@ class Meter:
         self._changed = True
 
     def unpublished(self) -> None:
-        """The batches that were taken change no mirror, so they need no point."""
+        """Forget the batches that wait for a point: they change no mirror, so no point is made for them."""
         self._waiting.clear()
 
     def succeeded(self) -> None:
-        """A point lists all that the log holds."""
+        """Note that the mirrors have applied the whole log, and that a point lists them."""
         self.counts.succeeded = datetime.now(UTC)
 
     def write_if_due(self, receiver_bytes: Callable[[], int | None]) -> None:
@@ -192,7 +192,7 @@ class Meter:
             self._write()
 
     def close(self) -> None:
-        """Write what was counted since the last write. The receiver has ended."""
+        """Write what was counted since the last write. Called when the receiver has ended."""
         if self._changed or self.counts.receiver_bytes is not None:
             self.counts.receiver_bytes = None
             self._write()

@@ -22,13 +22,13 @@ from pgcdc_assets.store import storage
 KILLED: Final = "its process was killed, or the machine lost power"
 GOES_ON: Final = "run it again: it continues where it stopped"
 _RECORD_EVERY: Final = timedelta(minutes=1)
-"""An operation that lasts for days records its successes this often, because each record is a write to the lake."""
+"""The least time between two successes that a sync in follow mode records. Each record is a write to the lake."""
 _MISTAKES: Final = (UsageError, UnknownTable, RangeGap)
 """Mistakes of the caller. They are not recorded, because nothing is wrong with the lake."""
 
 
 class OperationKind(StrEnum):
-    """Kinds of operations. A success deletes the recorded failure of its kind."""
+    """Kinds of operations. When an operation succeeds, the recorded failure of its kind is deleted."""
 
     SYNC = "sync"
     """The operation ``sync``, which includes copies."""
@@ -89,7 +89,7 @@ class Outcome:
         )  # fmt: skip
 
     def ended(self) -> Outcome:
-        """The outcome if no process holds the lock: an operation in progress was killed."""
+        """The outcome if no process holds the lock: an operation that is recorded as in progress was killed."""
         if self.under_way is None:
             return self
         killed = Failure(self.under_way.command, self.under_way.began, KILLED)
@@ -118,7 +118,7 @@ class Operation:
     failures: list[PgcdcError] = field(default_factory=list)
     """Failures of parts of the operation. The other parts succeeded."""
     renewed: list[str] = field(default_factory=list)
-    """Tables that were copied again. A recorded failure to repair such a table is deleted."""
+    """Tables that were copied again. If a failed repair or backfill of such a table is recorded, it is deleted."""
     given_up: Callable[[], bool] = lambda: False
     """Whether the operation was stopped, so that its end is not recorded as a success."""
 
@@ -140,8 +140,8 @@ def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[s
         raise
     except Exception as error:
         # The error's text is left out, because it may contain row values. The caller gets the traceback.
-        book.failed(LakeError(f"unexpected {type(error).__name__}", do="the traceback is with the run, or in "
-                              ".pgcdc/failure.txt"))  # fmt: skip
+        book.failed(LakeError(f"unexpected {type(error).__name__}", do="see the traceback in the log of the Dagster "
+                              "run, or in .pgcdc/failure.txt"))  # fmt: skip
         raise
     else:
         if operation.failures:

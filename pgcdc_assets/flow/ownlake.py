@@ -1,6 +1,6 @@
-"""Makes sure that a project writes only to its own lake. A run in another lake would copy all tables there and confirm
-the slot. The project's own lake would then lack the changes that the other lake received. So every command first
-compares the id of the lake's change log with the id that the project recorded."""
+"""Makes sure that a project writes only to its own lake. A run with another lake would copy all tables there, and
+confirm to the slot the changes that it receives. The project's own lake would never get these changes. So every command
+first compares the id of the lake's change log with the id that the project has recorded."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pgcdc_assets.source.slot.slot import SlotStatus
 
 
 def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
-    """Raise WrongLake if the lake is not the lake that the project has recorded, or StoreFailed if the lake cannot be
-    reached. A lake at another location is still the project's own if it contains the project's change log, and if the
-    recorded location no longer contains this log. ``may_be_gone``: accept that the recorded location has lost its
-    change log or cannot be reached."""
+    """Raise WrongLake if the lake of the settings is not the lake that the project has recorded, or StoreFailed if it
+    cannot be reached. A lake that was moved is accepted: it contains the project's change log, and the recorded
+    location no longer does. ``may_be_gone``: also accept the recorded location if it has lost its change log or cannot
+    be reached."""
     note, layout = load_note(settings.state), settings.layout
     if note.log is None:
         return
@@ -58,7 +58,7 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
 
 def refuse_other_slot(settings: Settings) -> None:
     """Raise WrongSource if the lake's change log belongs to another slot than the setting ``slot``. Otherwise `setup`
-    would report that the log's slot is gone, and `teardown` would remove the log and leave its slot on the source."""
+    would report that the slot is gone, and `teardown` would remove the log, but leave the log's slot on the source."""
     try:
         log = ChangeLog(settings.layout)
         slot = log.identity.slot if log.exists else settings.slot
@@ -73,8 +73,8 @@ def refuse_other_slot(settings: Settings) -> None:
 
 
 def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
-    """For a lake without a change log: raise WrongLake if the slot was read before, because another lake may need
-    it."""
+    """For a lake without a change log: raise WrongLake if the slot was read before, because another lake may depend on
+    it. This lake would confirm changes that the other lake still needs."""
     if slot.active or slot.decoded.total_txns:
         raise WrongLake(
             f"has no change log, but {slot.thing} was read before: another lake probably depends on it",

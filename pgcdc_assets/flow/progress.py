@@ -1,6 +1,6 @@
 """The progress of every table: its state, its effective ``replay_lsn``, and its mirror's version. A run reads the
-progress from the lake and the target once, at its start, and updates it in memory with every copy and turn. So tables
-without changes cost nothing in a turn."""
+progress from the lake once, at its start, and then updates it in memory after every copy and turn. So a turn need not
+read tables without changes."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ class TablesProgress:
         """The LSN of the last point that this run has published."""
         rows = self.states.all()
         self.recovered = target.recover(rows)
-        """By mirror: incomplete log files, left by a power failure. They were renamed, so that no reader uses them."""
+        """Incomplete files that a power failure left in Delta logs, by the mirror's folder. They are already renamed,
+        so that readers ignore them."""
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
         self.listed = ListedTables(self.points, self._tables)
         self._note_away()
         self._note_changed()
 
     def _note_away(self) -> None:
-        """Find the tables that were listed by a point since their last copy, but are not in the newest point: each had
-        another name at that point's LSN. Points list such a table again only from the next catalog check's LSN on."""
+        """Find the followed tables that a point has listed since their last copy, but that the newest point does not
+        list. Each had another name at the newest point's LSN. Points list such a table again only at or above the LSN
+        of the next catalog check."""
         newest = self.points.newest()
         if newest is None:
             return
@@ -78,7 +80,7 @@ class TablesProgress:
                 if entry.state is TableState.WAITING and not entry.reshaping and entry.former is None]  # fmt: skip
 
     def renamed_tables(self) -> list[TableRecord]:
-        """The tables whose mirrors still have the former names."""
+        """The renamed tables whose mirrors still have the former names."""
         return [entry for entry in self._tables.values() if entry.former is not None]
 
     def followed(self) -> list[TableRecord]:
@@ -99,21 +101,21 @@ class TablesProgress:
 
     @property
     def highest(self) -> Lsn:
-        """The highest position that the newest point or any table has in the lake."""
+        """The highest LSN in the lake: the newest point's, or that of a table above it."""
         newest = self.points.newest()
         return max([newest.replay_lsn if newest else ZERO, *(entry.replay_lsn for entry in self._tables.values())])
 
     def request_copy(self, tables: Sequence[TableName]) -> None:
-        """Have the next copy include these tables."""
+        """Make these tables wait for a copy."""
         asked = [self[name] for name in tables]
         for entry in asked:
             waiting = replace(entry, state=TableState.WAITING, reason=None, refused=False, former=None)
             self._tables[entry.table.name] = waiting
 
     def heal(self, tables: Sequence[TableName]) -> None:
-        """Resume tables that were set aside, from their mirrors' positions. A table whose cause still exists is set
-        aside again. UsageError for a table that is not set aside or cannot be mirrored. NotRepairable if the log lacks
-        changes."""
+        """Follow these tables again, which were set aside, from their mirrors' positions. If the cause still exists, a
+        later turn or catalog check sets the table aside again. UsageError for a table that is not set aside or cannot
+        be mirrored. NotRepairable if the log no longer has all changes that the mirror lacks."""
         healed = {name: self._healed(self[name]) for name in tables}
         for name, entry in healed.items():
             self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
@@ -132,15 +134,15 @@ class TablesProgress:
         if held is None or held.oid not in (None, entry.table.oid):
             raise NotRepairable("contains no copy of the table", thing=f"mirror {name}", do=copied_anew)
         if not self._standings.in_log(held):
-            what = f"is at {held.replay_lsn}, but the log begins at {self._standings.log_begins}"
+            what = f"is at {held.replay_lsn}, but the log begins at {self._standings.log_begins}: changes are missing"
             raise NotRepairable(what, thing=f"mirror {name}", lsn=held.replay_lsn, do=copied_anew)
         return replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=held.version,
                        unchanged_from=held.recorded, reason=None)  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
-        """Have this or a later run copy the table again. Its mirror is wrong at ``lsn``, and maybe at lower LSNs."""
+        """Make the table wait for a new copy, because its mirror is wrong at ``lsn``, and maybe at lower LSNs."""
         entry = self[name]
-        # The stored LSN is above the mirror's snapshot_lsn, so a later run sees that the new copy is not committed yet.
+        # The stored LSN is above the present copy's snapshot_lsn. So a later run sees that the new copy is missing.
         self.states.set(entry.table, TableState.COPYING, Lsn(max(entry.replay_lsn, lsn) + 1), reason)
         self._tables[name] = replace(entry, state=TableState.WAITING, reason=reason, refused=False, former=None)
 
@@ -153,14 +155,15 @@ class TablesProgress:
                 self._tables[table.name] = TableRecord(table, TableState.COPYING, consistent_point, columns=columns)
 
     def not_copied(self, name: TableName, reason: str) -> bool:
-        """Record why a copy could not read the table, which waits for the next copy. Returns whether the reason is
-        new."""
+        """Record why a copy could not read the table. The table waits for the next copy. Returns whether the reason
+        differs from the last recorded reason."""
         entry = self._tables.get(name)
         if entry is None or entry.state not in (TableState.COPYING, TableState.WAITING) or entry.reason == reason:
             return False
         lsn = entry.replay_lsn
         if entry.state is TableState.WAITING:
-            # The copy was not begun. An older mirror must not be mistaken for the copy (see :meth:`must_copy`).
+            # The copy did not begin, so no LSN is stored for it. The stored LSN must be above the present copy's
+            # snapshot_lsn (see :meth:`must_copy`).
             row = self.states.all().get(name)
             lsn = Lsn(max(lsn, row.lsn if row else ZERO) + 1)
         self.states.set(entry.table, TableState.COPYING, lsn, reason)
@@ -168,8 +171,8 @@ class TablesProgress:
         return True
 
     def copied(self, table: Table, consistent_point: Lsn, version: int) -> None:
-        """Record a committed copy. The copy becomes durable before its state is stored, so that no older mirror is
-        mistaken for the copy."""
+        """Record a committed copy. The copy is made durable before its state is stored. Otherwise, after a power cut,
+        the state could claim a copy that is lost, and the older mirror would be used."""
         self._target.settle({table.name: version})
         self.states.set(table, TableState.CATCHING_UP, consistent_point)
         # Points may list the table at once: the snapshot showed it under its present name.
@@ -189,9 +192,9 @@ class TablesProgress:
         )
 
     def columns_came(self, name: TableName, columns: Marks, position: Callable[[], Lsn]) -> Lsn:
-        """Record that the catalog shows new columns that are NULL in all older rows. Returns the LSN at which these
-        columns were first seen, which is ``position()`` if this is the first time. Row messages below that LSN may
-        already contain the columns. No point lists the table until its mirror has the columns. ``columns``: the
+        """Record that the catalog shows new columns that are NULL in all older rows. No point lists the table until its
+        mirror has these columns. Returns the LSN at which a catalog check first showed the columns; at the first time,
+        this is ``position()``. Row messages below that LSN may already contain the columns. ``columns``: the
         :data:`Marks` of all columns."""
         entry = self[name]
         seen = entry.since_columns
@@ -201,11 +204,12 @@ class TablesProgress:
         return seen[0]
 
     def hold(self, name: TableName, unread: UnreadRows) -> None:
-        """Keep the table at its position until the next catalog check."""
+        """Apply nothing to the table until the next catalog check, because of rows that do not fit its mirror."""
         self._tables[name] = replace(self[name], unread=unread)
 
     def checked(self, name: TableName, reported: str, *, decided: bool) -> None:
-        """Note what a catalog check reported. ``decided``: the table no longer waits for the check."""
+        """Note what a catalog check reported about the table. ``decided``: the check has also decided about
+        :attr:`TableRecord.unread` rows, so they are forgotten."""
         entry = replace(self[name], reported=reported)
         self._tables[name] = replace(entry, unread=None) if decided else entry
 
@@ -218,7 +222,8 @@ class TablesProgress:
                 self._tables[table.name] = replace(entry, listed_from=None) if table.name in altered else entry
 
     def listed_from(self, position: Lsn) -> None:
-        """Let points list all tables from ``position`` on: the catalog showed their present names before this LSN."""
+        """Let points at or above ``position`` list the tables that had to wait for a catalog check. The check, which
+        showed their present names, was made below this LSN."""
         with self._noting:
             for name, entry in self._tables.items():
                 if entry.listed_from is None:
@@ -233,8 +238,8 @@ class TablesProgress:
         self._tables[name] = replace(self[name], reshaping=True)
 
     def reshaped(self, table: Table, version: int) -> bool:
-        """Record that a mirror has another structure; returns whether its table is still followed. The mirror becomes
-        durable before its state is stored, because the structure decides how later rows are read."""
+        """Record that a mirror has the new structure of ``table``; returns whether the table is still followed. The
+        mirror is made durable before the structure is stored, because later rows are read with the stored structure."""
         entry = replace(self[table.name], reshaping=False, since_columns=None)
         self._tables[table.name] = entry
         if not entry.state.readable:
@@ -246,8 +251,9 @@ class TablesProgress:
         return True
 
     def renamed(self, name: TableName, former: TableName, version: int) -> bool:
-        """Record that the mirror of ``former`` now has the table's new name; returns whether the table is followed. The
-        table waits for a copy if the log lacks changes above the mirror's position, or if a copy was requested."""
+        """Record that the mirror of ``former`` is continued under the table's new name. Returns whether the table is
+        followed. If not, it waits for a copy, because the log lacks changes above the mirror's position, or because a
+        copy was requested."""
         entry, held = self[name], self._target.standing(name)
         self._tables[name] = replace(entry, reshaping=False)
         if entry.former != former or entry.state is not TableState.WAITING:
@@ -258,7 +264,8 @@ class TablesProgress:
         self._target.settle({name: version})
         self.states.set(entry.table, TableState.CATCHING_UP, held.replay_lsn, entry.reason)
         if former not in self._tables:
-            # A crash before this line leaves mirrors under both names. The mirror at the higher position is then used.
+            # After a crash before this line, both names have a mirror. The next run uses the mirror at the higher
+            # position.
             self.states.set(
                 replace(entry.table, name=former), TableState.MOVED, held.replay_lsn, f"its table was renamed to {name}"
             )
@@ -281,8 +288,8 @@ class TablesProgress:
             self._tables[name] = replace(entry, table=table)
 
     def commented(self, name: TableName, comments: tuple[tuple[int, str], ...], version: int | None) -> None:
-        """Record, durably, that these comments were written to a followed mirror. ``version``: the mirror's version
-        with the comments; None if the mirror could not store the comments."""
+        """Store that these comments were written to a followed mirror. ``version``: the mirror's version with the
+        comments; None if the mirror could not store them, which is then not tried again."""
         entry = self[name]
         table = replace(entry.table, comments=comments)
         if version is not None:
@@ -296,14 +303,14 @@ class TablesProgress:
         self._tables[name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, reshaping=False, former=None)
 
     def refuse(self, table: Table, reason: str) -> None:
-        """Set the table aside because no mirror can contain it. Not stored, because each catalog check finds the
-        reason."""
+        """Set the table aside because no mirror can contain it. This is not stored: each catalog check finds the reason
+        again."""
         entry = self[table.name]
         self._tables[table.name] = replace(entry, state=TableState.SET_ASIDE, reason=reason, refused=True)
 
     def gone(self, published: Container[TableName]) -> list[TableName]:
         """Stop following the tables that are no longer ``published``; returns their names. Their stored states stay. If
-        such a table is published again, the marks in its state show that it was not published for some time."""
+        such a table is published again, the catalog marks in its state show that changes are missing."""
         lost = [
             name for name, entry in self._tables.items()
             if name not in published and entry.state is not TableState.COPYING
@@ -313,7 +320,8 @@ class TablesProgress:
         return lost
 
     def renamed_among(self, published: Iterable[Table]) -> None:
-        """Remove the entries whose names belong to other known tables now. :meth:`found` adds those tables."""
+        """Remove the records of names that now belong to other known tables. :meth:`found` then adds these tables under
+        their new names."""
         oids = {entry.table.oid for entry in self}
         for table in published:
             entry = self._tables.get(table.name)
@@ -323,7 +331,8 @@ class TablesProgress:
                 del self._tables[table.name]
 
     def found(self, published: Iterable[Table]) -> list[TableName]:
-        """Add new published tables; returns their names. A table followed before resumes at its mirror's position."""
+        """Add the published tables that have no record; returns their names. A table that was followed before continues
+        from its mirror's position."""
         new = [table for table in published if table.name not in self._tables]
         rows = self.states.all() if new else {}
         for table in new:
@@ -332,24 +341,25 @@ class TablesProgress:
 
     def publish(self, lsn: Lsn, transform_lsn: Lsn, messages: Lsn | None = None) -> bool:
         """Publish a consistent point of all tables that are exactly at ``lsn``; returns whether the point lists every
-        followed table. ``messages``: the position of the feed of messages, if the feed is complete to ``lsn``.
+        followed table. A table whose copy took long is below the other tables, and a newly copied table is above them.
+        A point lists such a table only once it is at the same LSN. No point is made below the newest point.
+        ``messages``: the position of the feed of messages, if the feed is complete to ``lsn``.
 
-        LakeError, before anything is written, if ``lsn`` is above ``transform_lsn``, the log's recorded position. A
-        restored or promoted source is compared with the log only, so a point above the log could have an LSN that this
-        source never had. No point is made below the newest point. A table whose copy took long is behind the other
-        tables, and a newly copied table is ahead of them: a point lists such a table once it is at the same LSN.
+        LakeError, before anything is written, if ``lsn`` is above ``transform_lsn``, the log's recorded position. After
+        the source was restored or promoted, only the log is compared with it. A point above the log could then have an
+        LSN that the source never had.
         """
         if lsn > transform_lsn:
             raise LakeError(
                 f"would be at {lsn}, above the end of the change log, {transform_lsn}",
-                thing="consistent point", do="nothing was published: run `pgcdc sync`, and report this",
+                thing="consistent point", do="nothing was published: run `pgcdc sync`, and report this bug of pgcdc",
             )  # fmt: skip
         versions = self.listed.versions_at(lsn)
         newest = self.points.newest()
         if not versions or (newest is not None and lsn < newest.replay_lsn):
             return False
         self._target.settle(versions)
-        # Changes by other writers are noted before a point lists these versions.
+        # Making versions durable also finds changes by other writers. They are noted before a point lists the versions.
         self._note_changed()
         self._target.publish(lsn, versions, self.changed, messages, self.listed.kept_at(lsn))
         self.published = lsn
@@ -358,8 +368,8 @@ class TablesProgress:
         return len(versions) == len(self.followed())
 
     def republish(self, versions: Mapping[TableName, int]) -> None:
-        """Publish the newest point again with these versions of mirrors, which are at the point's LSN. The point's
-        entries for other tables stay unchanged. Does nothing if the point has these versions already."""
+        """Publish the newest point again, with these versions of mirrors, whose rows are those of the point's LSN.
+        Entries for other tables do not change. Does nothing if the point has these versions already."""
         newest = self.points.newest()
         if newest is None or versions.items() <= newest.tables.items():
             return
@@ -369,7 +379,7 @@ class TablesProgress:
 
     def publish_repaired(self, name: TableName) -> None:
         """Publish the newest point again with the repaired mirror, if the point lists the table and the mirror is at
-        the point's LSN. Without this, readers would wait for the next change, which may be days away."""
+        the point's LSN. Otherwise readers would see the repaired rows only after the next change of any table."""
         newest = self.points.newest()
         if newest is not None and name in newest.tables:
             now = self.listed.versions_at(newest.replay_lsn)
@@ -377,8 +387,8 @@ class TablesProgress:
 
     @property
     def changed(self) -> dict[TableName, str]:
-        """The followed tables whose mirrors have rows that another writer changed, with a description of the change. A
-        new copy removes the table's entry."""
+        """The followed tables with rows that another writer changed in the mirror, with a description of the change. A
+        table stays here until it is copied again."""
         return {entry.table.name: entry.reason for entry in self.followed() if entry.reason is not None}
 
     def _note_changed(self) -> None:
