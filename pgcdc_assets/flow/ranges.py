@@ -1,12 +1,12 @@
-"""The ranges of a run. Each batch that a turn has applied is counted into the open range. When the range is closed, its
-report is written and its many small files are merged.
+"""The LSN ranges of a run. A range is one or more whole batches of the log. It is a Dagster partition: the unit that
+people see, and that backfills use. Batches are smaller, so that changes are applied quickly.
 
-Batches are small, so that changes are applied quickly. Ranges are the units that people see and that backfills use. A
-range is one or more whole batches, and is closed when it has reached a size or a minimum age. Its report is counted
-from the summaries in the log. So if a run dies before it closes a range, the next run still counts all of the range.
+Each batch that a turn has applied is added to the open range. The range is closed when it has reached a size or a
+minimum age. Then its report is made, and its small files in log and feeds are merged. The report's numbers come from
+the batches' summaries in the log. So if a run dies before it closes a range, the next run still counts the whole range.
 
-The receiver's row counts for each relation are compared with the followed tables, and the report explains rows that are
-applied to no mirror. The transform makes the opposite check: it sets a table aside if the table's feed lacks a row
+The log counts its rows by relation. If a relation's rows are applied to no mirror, the report says why. The transform
+makes the opposite check: it sets a table aside if the table's feed lacks a row that the log counts
 (:func:`pgcdc_assets.feed.transform.transform`).
 """
 
@@ -43,7 +43,7 @@ from pgcdc_assets.structure.record import TableRecord
 
 @dataclass
 class OpenRange:
-    """The range to which applied batches are added until it is closed."""
+    """The range to which applied batches are added. After it is closed, the object describes the next range."""
 
     start: Lsn
     max_bytes: int
@@ -56,7 +56,8 @@ class OpenRange:
     _seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, batches: Sequence[BatchSummary], turns: Sequence[TableTurn], seconds: dict[str, float]) -> None:
-        """Add the batches that one turn applied. Batches without transactions do not open a range."""
+        """Add the batches that one turn applied. A range gets its age from its first batch with a transaction, so that
+        an idle source closes no ranges."""
         if batches:
             self._end = batches[-1].end
         self._bytes += sum(batch.bytes for batch in batches)
@@ -115,10 +116,10 @@ class Why(StrEnum):
     """Why rows of the log were applied to no mirror."""
 
     LEFT_OUT = "the setting `tables` excludes it"
-    COPY = "its table waits for a copy, which will contain them"
-    RENAMED = "its table was renamed, and its mirror gets them under the new name"
+    COPY = "its table waits for a copy, which will contain these rows"
+    RENAMED = "its table was renamed, and the mirror with the new name gets these rows"
     SET_ASIDE = "its table is set aside"
-    LEFT = "its partition was removed with its rows"
+    LEFT = "this partition was removed from its table, with its rows"
     UNKNOWN = "it belongs to no followed table"
 
 
@@ -130,7 +131,8 @@ def untaken(work: Work, span: LogSpan) -> list[Untaken]:
     router = work.progress.router
     shapes = {shape.relation_id: shape for shape in span.shapes.values()}
     if lacking := counts.keys() - shapes.keys():
-        raise LogCorrupt(f"counts rows of relation {min(lacking)}, but lacks its structure", lsn=span.lsns.start)
+        raise LogCorrupt(f"counts rows of relation {min(lacking)}, but lacks the relation's structure",
+                         lsn=span.lsns.start)  # fmt: skip
     others = [shapes[relation] for relation in sorted(counts) if router.place(shapes[relation]).table is None]
     every = Router.of(entry.table for entry in work.progress) if others else router
     return [Untaken(s.relation_id, s.table, counts[s.relation_id].total(), _why(work, every, s)) for s in others]
@@ -138,8 +140,8 @@ def untaken(work: Work, span: LogSpan) -> list[Untaken]:
 
 def keep_untaken(work: Work, batches: Sequence[BatchSummary], found: Sequence[Untaken]) -> None:
     """Store the row counts of relations that belong to no known table, so that ``status`` reports them after the run.
-    If a run died before it closed its range, the next run counts the same batches again. So batches that are in the
-    stored counts already are not added a second time."""
+    If a run died before it closed its range, the next run has the same batches again. The stored counts contain the LSN
+    up to which they count, so that no batch is counted twice."""
     lost = [entry for entry in found if entry.why is Why.UNKNOWN]
     if not lost:
         return
@@ -161,8 +163,9 @@ def _rows(batch: BatchSummary, relation: int) -> int:
 
 
 def _came(work: Work, table: Table, leaf: int) -> bool:
-    """Whether the stream now contains the rows of a leaf partition that was unlogged or detached before, so that the
-    table's mirror lacks these rows. The next catalog check then causes a new copy, with this partition."""
+    """Whether ``leaf`` is a leaf partition that was unlogged or detached earlier, and whose rows the stream contains
+    now. The table's mirror lacks this partition's earlier rows, so the next catalog check makes the table wait for a
+    new copy."""
     now = work.catalog.table(table.name)
     known = {one.oid for one in table.outside} | {one.oid for one in (now.leaves if now is not None else ())}
     return leaf in known
@@ -193,7 +196,7 @@ class RunRanges:
         start = known[-1].end if known else work.log.start
         self._open = OpenRange(start, work.settings.range_bytes, work.settings.range_seconds)
         self._counted = start
-        """Batches up to this LSN are counted already."""
+        """Batches up to this LSN are in the open range, or in an earlier range."""
         self._thinning = Thinning(work)
         self._reported: set[tuple[int, str]] = set()
         """The relations that were reported already, each with the reason why its rows are applied to no mirror."""
@@ -204,7 +207,7 @@ class RunRanges:
         return self._open.due
 
     def count(self, log: LogSpan, turn: Turn) -> list[BatchSummary]:
-        """Count a turn of all tables, with its batches; returns these batches."""
+        """Count a turn that is not only for late tables. Returns the batches that no earlier turn has applied."""
         batches = log.ending_within(self._counted, turn.upto)
         if batches:
             self._counted = batches[-1].end
@@ -217,7 +220,7 @@ class RunRanges:
         return batches
 
     def count_late(self, turn: Turn) -> None:
-        """Count a turn of late tables, whose batches were counted already in a turn of the other tables."""
+        """Count a turn of late tables only. Its batches are counted in the turns of the other tables."""
         self._work.meter.took([], turn.seconds)
         self.turns += bool(turn.tables)
 
@@ -242,7 +245,8 @@ class RunRanges:
 
 
 def merge_files(work: Work, report: RangeReport) -> None:
-    """Merge the small files of a range's batches and turns, so that later turns read log and feeds fast."""
+    """Merge the small files that a range's batches and turns have left in log and feeds, so that later turns open fewer
+    files."""
     compact(work.log, report.span)
     merge_messages(work)
     for name in report.tables:
@@ -251,20 +255,20 @@ def merge_files(work: Work, report: RangeReport) -> None:
 
 
 def _merge_feed(work: Work, entry: TableRecord) -> None:
-    """Merge a feed's small files. If this fails, the small files stay, and the table is still followed, because its
-    mirror has applied these files already."""
+    """Merge a feed's small files. If this fails, the small files stay. The table is still followed, because its mirror
+    has already applied the changes in these files."""
     with contained() as failed:
         work.feeds.open(entry.table).compact(entry.replay_lsn)
     if failed.reason is not None:
-        work.observer.progress("apply", f"the change feed of {entry.table.name} was not merged: {failed.reason}; "
-                               "`pgcdc repair` of its ranges rebuilds it",
+        work.observer.progress("apply", f"small files of the change feed of {entry.table.name} were not merged: "
+                               f"{failed.reason}; `pgcdc repair` of its ranges rebuilds the feed",
                                table=str(entry.table.name))  # fmt: skip
 
 
 def range_report(
     work: Work, span: LogSpan, turns: dict[TableName, TableTurn], seconds: dict[str, float], source_position: Lsn
 ) -> RangeReport:
-    """The report of the range ``span``. ``source_position``: the source's flush LSN now."""
+    """The report of the range ``span``. ``source_position``: the source's present flush LSN, for the lag."""
     replay_lsn, batches = work.progress.replay_lsn, span.batches
     first_commit = min((batch.first_commit_ts for batch in batches if batch.first_commit_ts is not None), default=None)
     last_commit = max((batch.last_commit_ts for batch in batches if batch.last_commit_ts is not None), default=None)
@@ -286,14 +290,15 @@ def range_report(
 
 
 def _with_rows(work: Work, turn: TableTurn) -> TableTurn:
-    """The turn with the mirror's row count. A mirror that cannot be read is reported elsewhere."""
+    """The turn with the mirror's row count; None if the mirror cannot be read, which the next turn reports."""
     with contained():
         return replace(turn, rows=work.target.rows(turn.table))
     return turn
 
 
 def _from_log(work: Work, span: LogSpan) -> dict[TableName, TableTurn]:
-    """The changed tables with row counts from the log, including rows applied by an earlier run that died."""
+    """The tables with rows in the range, with the log's row counts. This includes rows that were applied by an earlier
+    run which died before it closed the range."""
     router = work.progress.router
     places = {shape.relation_id: router.place(shape).table for shape in span.shapes.values()}
     changes: dict[TableName, Counter[str]] = {}

@@ -1,11 +1,11 @@
-"""Registers mirrors in a catalog of query engines (the setting ``registry``), after the points that need it.
+"""Registers mirrors in a catalog of query engines, such as Unity or Glue (the setting ``registry``).
 
-A mirror is registered once a point lists it, and again when its columns or comments change. Its entry is removed when
-the mirror itself is deleted (``pgcdc forget``): as long as the rows can be read, the name stays. A file in the lake
-records what is registered, so a point that changes nothing sends no request.
+A mirror is registered after the first point that lists it, and again after its columns or comments have changed. Its
+entry is removed only when the mirror is deleted (``pgcdc forget``). A file in the lake records what is registered, so
+most points need no request to the catalog.
 
-Replication never waits for the catalog: a thread of its own makes the requests. A catalog that does not answer is a
-warning of ``status``, and later points try again. Only the end of a run waits for the requests that it began."""
+Replication never waits for the catalog, because a separate thread makes the requests. If the catalog does not answer,
+``status`` shows a warning, and later points try again. Only at its end, a run waits for its requests."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.store import storage
 
 AGAIN_SECONDS: Final = 60.0
-"""After a failure, points try again at most this often in one run, so that a catalog that refuses a table is not asked
-each second."""
+"""Seconds between two tries of one run after a failure, so that a catalog that refuses a table does not get a request
+after each turn."""
 END_SECONDS: Final = 60.0
-"""How long the end of a run waits for its requests. The next run sends the rest."""
+"""How long a run waits for its requests at its end. The next run sends the requests that are left."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class RegisteredTables:
     """What is registered, and where."""
 
     place: str = ""
-    """The setting ``registry`` and the lake. If either changes, all mirrors are registered again."""
+    """The setting ``registry``, and the lake's location. If either changes, all mirrors are registered again."""
     tables: Mapping[TableName, str] = field(default_factory=dict)
-    """A digest of each registered table's columns and comments."""
+    """The registered tables, each with a digest of the columns and comments that its entry shows."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Why tables are not registered, by table. An empty name: the catalog does not answer."""
+    """Why the last requests failed, by table. Under the empty name: why no request could be made."""
 
     @classmethod
     def read(cls, layout: Layout) -> Self:
@@ -70,7 +70,8 @@ class RegisteredTables:
 
 @dataclass
 class _Pass:
-    """One round of requests, made by a thread."""
+    """Some requests to the catalog, made one after another by a separate thread. ``puts``: the mirrors to register;
+    ``removals``: the entries to remove, each with the owner that the entry must name."""
 
     puts: Mapping[TableName, Callable[[], NamedTable]]
     removals: Mapping[TableName, str]
@@ -118,15 +119,15 @@ class Registration:
         record = RegisteredTables.read(work.layout)
         self._record = record if record.place == place else RegisteredTables(place)
         self._seen: dict[TableName, Table] = {}
-        """The tables whose present columns are registered."""
+        """The tables as this run has last found them registered."""
         self._pass: _Pass | None = None
         self._thread: threading.Thread | None = None
         self._digests: dict[TableName, str] = {}
         self._not_before = 0.0
 
     def after_point(self, *, removals: bool = False) -> None:
-        """Begin the requests that the newest point requires, unless the last ones still run, or failed a moment ago.
-        ``removals``: also check which registered mirrors were deleted."""
+        """Begin the requests that the newest point requires. Does nothing while earlier requests still run, or for
+        AGAIN_SECONDS after a failure. ``removals``: also remove the entries of deleted mirrors."""
         self._take()
         if self._pass is not None or time.monotonic() < self._not_before:
             return
@@ -137,7 +138,7 @@ class Registration:
             self._thread.start()
 
     def close(self, *, waits: bool) -> None:
-        """End the requests. ``waits``: send those that are still due first, for at most END_SECONDS."""
+        """End the requests. ``waits``: first send the requests that are still due, for at most END_SECONDS."""
         deadline = time.monotonic() + (END_SECONDS if waits else 0)
         while waits and time.monotonic() < deadline:
             self.after_point(removals=True)
@@ -175,7 +176,7 @@ class Registration:
         return found
 
     def _take(self) -> None:
-        """Record what an ended pass has done."""
+        """If the requests have ended, record which of them succeeded."""
         ended, thread = self._pass, self._thread
         if ended is None or (thread is not None and thread.is_alive()):
             return
@@ -188,9 +189,9 @@ class Registration:
                 tables[name] = self._digests[name]
         say = partial(self._work.observer.progress, "registry")
         for reason in sorted({*ended.failed.values()} - {*self._record.failed.values()}):
-            say(f"a catalog entry was not made: {reason}")
+            say(f"a mirror was not registered: {reason}")
         if ended.done:
-            say(f"catalog entries that were made or checked: {len(ended.done)}")
+            say(f"catalog entries that were made, checked or removed: {len(ended.done)}")
         self._not_before = time.monotonic() + AGAIN_SECONDS if ended.failed else 0.0
         self._record = replace(self._record, tables=tables, failed=ended.failed)
         try:
@@ -201,7 +202,8 @@ class Registration:
 
 @contextmanager
 def registering(work: Work) -> Iterator[None]:
-    """Registers mirrors during an operation, after each point, and at its end. Does nothing without the setting."""
+    """Register mirrors during a block: at its begin, after each point, and at its end. Does nothing without the setting
+    ``registry``."""
     if not work.settings.registry:
         yield
         return

@@ -58,7 +58,7 @@ class MessagesReport:
 
 @dataclass(frozen=True)
 class RangeReport:
-    """One closed LSN range. ``tables``: the tables that changed."""
+    """One closed LSN range. ``tables``: the tables that changed in it."""
 
     span: LsnRange
     transactions: int
@@ -90,7 +90,8 @@ class StructureChange:
     before: Table
     after: Table
     since: Lsn
-    """The LSN of the catalog check that showed the new structure, or of the end of the transaction that changed it."""
+    """From this LSN on, the source certainly has the new structure: the LSN of the catalog check that showed it, or the
+    end of the transaction that changed it."""
     copied: bool
     """Whether the table is copied again. Otherwise the mirror has the new structure from its ``version`` on."""
     version: int | None = None

@@ -4,12 +4,12 @@
 pgcopydb's sentinel. Each request is a separate file, so that no command overwrites the other request. A request applies
 to all syncs, also to those that the sensor starts, until it is withdrawn.
 
-**The request of ``verify``**: a consistent point at the LSN C of its snapshot, from a running sync. C is known only
-once the snapshot is taken, because PostgreSQL reports C with the new slot, and the sync could pass C before ``verify``
-has read it. So ``verify`` first places a request without an LSN. The sync then starts no further turn. ``verify`` takes
-its snapshot and writes C into the request. The sync's next turn ends exactly at C, and publishes a point there. The
-request is a locked file, so it ends with the process of ``verify``. A request that lasts too long has no effect,
-because ``verify`` may hang, or another program may have locked the file.
+**The request of ``verify``**: ``verify`` needs a consistent point at the LSN C of its snapshot, and asks a running sync
+to make it. PostgreSQL reports C only after the snapshot is taken, and the mirrors could pass C before ``verify`` knows
+it. So ``verify`` first places a request without an LSN. The sync then starts no turn. ``verify`` takes its snapshot and
+writes C into the request. The sync's next turn ends exactly at C, and publishes a point there. The request is a locked
+file, so it ends with the process of ``verify``. The sync ignores a request that lasts too long, because ``verify`` may
+hang, or another program may have locked the file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def operator_requests(layout: Layout) -> OperatorRequests:
         endpos = Lsn.parse(text) if text else None
     except ValueError:
         raise LakeError(
-            "does not hold an LSN", thing=str(layout.endpos), do="set it again with `pgcdc until`"
+            "does not contain an LSN", thing=str(layout.endpos), do="set the LSN again with `pgcdc until`"
         ) from None
     return OperatorRequests(endpos, storage.exists(layout.apply_paused))
 
@@ -61,7 +61,7 @@ def operator_requests(layout: Layout) -> OperatorRequests:
 def apply_paused(layout: Layout) -> LakeError:
     """The error for operations that would change mirrors although applying is paused."""
     return LakeError(
-        "the mirrors get no changes, because applying is paused",
+        "applying is paused, so mirrors must not change",
         thing=f"lake {layout.root}",
         do="run `pgcdc resume apply`",
     )
@@ -86,11 +86,12 @@ def pause_apply(layout: Layout, *, paused: bool) -> bool:
 
 
 UNNAMED_SECONDS: Final = 60.0
-"""How many seconds a request without an LSN prevents new turns of the sync."""
+"""Seconds for which a request without an LSN prevents new turns of the sync."""
 NAMING_SECONDS: Final = UNNAMED_SECONDS / 2
-"""``verify`` must name its LSN within this many seconds, or take a new snapshot: the sync may have passed the LSN."""
+"""``verify`` must name its LSN within this many seconds. Otherwise it takes a new snapshot, because the sync may
+already ignore the request, and pass the LSN."""
 NAMED_SECONDS: Final = 900.0
-"""How many seconds a sync obeys a request that names an LSN. ``verify`` waits ten minutes for its point."""
+"""Seconds for which a sync obeys a request that names an LSN: longer than the ten minutes that ``verify`` waits."""
 _NO_LSN: Final = "-"
 
 
@@ -110,7 +111,7 @@ class VerifyRequest:
 
 
 class PlacedRequest:
-    """A request that ``verify`` has placed, for use by ``verify``."""
+    """The request that this process has placed for ``verify``."""
 
     def __init__(self, held: Lease) -> None:
         self._held = held
@@ -123,7 +124,8 @@ class PlacedRequest:
 
     @property
     def is_late(self) -> bool:
-        """Whether it is too late to name an LSN, so that another request is needed."""
+        """Whether more than NAMING_SECONDS have passed. Then it is too late to name an LSN, and a new request is
+        needed."""
         return time.monotonic() - self._placed > NAMING_SECONDS
 
     def _say(self, lsn: Lsn | None) -> None:

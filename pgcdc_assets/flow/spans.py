@@ -4,9 +4,9 @@ only if the standard variable ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set. The extra 
 | span | from | to |
 |---|---|---|
 | ``turn`` | the begin of ``receive`` | the end of ``publish`` |
-| ``receive`` | the oldest commit, by the source's clock, or the last turn's end | the turn's begin |
-| ``transform TABLE`` | the turn's begin | all tables are derived, together |
-| ``apply TABLE`` | all tables are derived | the table's commit |
+| ``receive`` | the oldest commit by the source's clock, but not before the last turn's end | the turn's begin |
+| ``transform TABLE`` | the turn's begin | the feeds of all tables are written |
+| ``apply TABLE`` | the feeds of all tables are written | the table's commit |
 | ``publish`` | all tables are applied | the point is durable |
 """
 
@@ -33,10 +33,10 @@ ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_EN
 SERVICE: Final = "pgcdc"
 """The name of the service, unless ``OTEL_SERVICE_NAME`` gives another name."""
 _FLUSH_SECONDS: Final = 2.0
-"""Seconds that a run waits, at its end, for the server that receives the spans."""
+"""Seconds that a run waits at its end until the remaining spans are sent."""
 _LACKING: Final = (
-    "no spans are written: OTEL_EXPORTER_OTLP_ENDPOINT is set, and OpenTelemetry is not installed; "
-    "`pip install 'pgcdc_assets[otel]'` installs it"
+    "no spans are sent: OTEL_EXPORTER_OTLP_ENDPOINT is set, but OpenTelemetry is not installed; "
+    "run `pip install 'pgcdc_assets[otel]'`"
 )
 
 
@@ -66,8 +66,8 @@ class TurnSpans:
 
     def record(self, began: float, start: Lsn, turn: Turn, batches: Sequence[BatchSummary], applied: float) -> None:
         """Write the spans of a turn that ends now. ``began``, ``applied``: :func:`time.time` when the turn began, and
-        after all tables were applied. ``start``: the tables' lowest position before. ``batches``: the applied
-        batches."""
+        when all tables were applied. ``start``: the lowest position of the tables when the turn began. ``batches``: the
+        batches that the turn applied."""
         from opentelemetry import trace
 
         ended = time.time()
@@ -96,7 +96,7 @@ class TurnSpans:
         self._ended = ended
 
     def close(self) -> None:
-        """Send the remaining spans. Waits at most ``_FLUSH_SECONDS`` for the receiver."""
+        """Send the remaining spans. Waits at most ``_FLUSH_SECONDS``."""
         sending = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         sending.start()
         sending.join(_FLUSH_SECONDS)

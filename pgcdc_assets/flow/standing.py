@@ -1,5 +1,5 @@
-"""Reads a table's state and position from the lake: from its stored state, and from what the mirror itself records.
-Also finds which tables the newest consistent point lists, and which tables the next point may list."""
+"""Reads a table's state and position from the lake: from the stored states, and from the table's mirror. Also compares
+the tables with the newest consistent point, and finds which tables the next point may list."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 class Standings:
-    """Reads the records of tables. A mirror can no longer be followed if its copy is below the LSN at which the log
-    began, or its position is below the log's present start: the log then lacks changes that the mirror needs."""
+    """Reads the records of tables. ``log_began``: the LSN at which the change log was created. ``log_start``: the
+    lowest LSN that the log still contains; it rises when old batches are deleted. The log lacks changes that a mirror
+    needs if the mirror's copy is below ``log_began``, or its position below ``log_start``. Such a table must be copied
+    again."""
 
     def __init__(self, target: Target, states: TableStates, log_began: Lsn, log_start: Lsn) -> None:
         self._target = target
@@ -37,7 +39,8 @@ class Standings:
         return held.snapshot_lsn >= self._log_began and held.replay_lsn >= self.log_start
 
     def load(self, table: Table, rows: Mapping[TableName, StateRow]) -> TableRecord:
-        """The table's record, set aside if the mirror cannot be read. ``rows``: the last state of every table."""
+        """The table's record. If the mirror cannot be read, the table is set aside. ``rows``: the stored state of every
+        table."""
         row = rows.get(table.name)
         with contained() as failed:
             found = self._found(table, row)
@@ -63,18 +66,18 @@ class Standings:
         if row.state is TableState.SET_ASIDE:
             return TableRecord(shape, row.state, held.replay_lsn, held.version, held.recorded, row.reason)
         if not self.in_log(held):
-            # The table was copied under an earlier log. Or the log above the mirror's position was deleted while the
-            # table was not followed.
+            # The copy is from the time of an earlier log, or batches that the mirror needs were deleted while the table
+            # was not followed.
             return TableRecord(table, TableState.WAITING)
-        # If `held.unlisted`, the run that changed the mirror's name or structure ended before it made a point. The LSN
-        # of the change is not stored, so the next catalog check sets `listed_from`.
+        # If `held.unlisted`, a run has changed the mirror's name or structure, and ended before it made a point. The
+        # LSN of the change is not stored, so points list the table only above the LSN of the next catalog check.
         listed_from = None if held.unlisted else ZERO
         return TableRecord(shape, TableState.CATCHING_UP, held.replay_lsn, held.version, held.recorded, row.reason,
                            listed_from=listed_from)  # fmt: skip
 
     def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
-        """The table in the structure that the mirror's rows have. After a crash during a change of structure, the
-        stored state is older than the mirror."""
+        """The table with the structure of its mirror. If a run died during a change of structure, the stored state
+        ``noted`` may still have the earlier structure. The state is then stored again."""
         if held.followed is None or held.followed.descent.number <= noted.descent.number:
             return noted
         followed = replace(held.followed, comments=noted.comments)
@@ -83,8 +86,8 @@ class Standings:
 
     def _of_former(self, waiting: TableRecord, rows: Mapping[TableName, StateRow]) -> TableRecord:
         """The record of a table that has no mirror under its present name. If the table was followed under a former
-        name, the record refers to the mirror of that name. If another table's mirror has the new name, for example
-        because two tables swapped their names, the table is copied instead."""
+        name, the record names the mirror of that name, which is then renamed. But if another table's mirror has the new
+        name, for example because two tables swapped their names, the table is copied."""
         name, oid = waiting.table.name, waiting.table.oid
         if name in rows and rows[name].state is TableState.COPYING and _oid(rows[name]) == oid:
             # The table's copy was requested or begun.
@@ -103,7 +106,8 @@ class Standings:
         )  # fmt: skip
 
     def _aside(self, waiting: TableRecord, last: StateRow) -> TableRecord:
-        """Keep a renamed table set aside if it had that state under its last name: a rename does not request a copy."""
+        """The record of a renamed table that has no usable mirror. If the table was set aside under its last name
+        (``last``), it stays set aside, because a rename is no request for a copy."""
         if last.state is not TableState.SET_ASIDE or last.table is None:
             return waiting
         noted = replace(last.table, name=waiting.table.name)
@@ -126,8 +130,8 @@ class ListedTables:
 
     @property
     def unlisted(self) -> bool:
-        """Whether the newest point lacks a followed table, or is below the ``replay_lsn`` of such a table. This happens
-        if an operation ended before it wrote a point."""
+        """Whether the newest point lacks a followed table, or is below its ``replay_lsn``. Then an operation has
+        changed mirrors, and ended before it made a point."""
         newest, followed = self._points.newest(), [record for record in self._records.values() if record.followed]
         if newest is None:
             return bool(followed)
@@ -137,8 +141,8 @@ class ListedTables:
 
     @property
     def shown_from(self) -> Lsn:
-        """From this LSN on, the source has the mirrors' present structures. ZERO if the newest point is not below this
-        LSN."""
+        """The LSN at and above which a point can list all mirrors with their present structures, if the newest point is
+        below this LSN. Otherwise ZERO."""
         newest, since = self._points.newest(), listing.structures_from(self._records.values())
         return ZERO if newest is not None and newest.replay_lsn >= since else since
 
@@ -152,9 +156,10 @@ class ListedTables:
         return listing.versions_at(self._records.values(), lsn)
 
     def kept_at(self, lsn: Lsn) -> Point | None:
-        """The newest point's entries that a new point at ``lsn`` must repeat: the entries of tables whose structure or
-        name has changed since, that are no longer known, or whose names other tables have now. None if there are no
-        such entries, or if the newest point is at another LSN."""
+        """The entries of the newest point that a second point at the same ``lsn`` must repeat unchanged. These are the
+        tables that the second point cannot list itself: their structure or name has changed since, they are no longer
+        known, or other tables have their names now. None if there are no such entries, or if the newest point is not at
+        ``lsn``."""
         newest = self._points.newest()
         if newest is None or newest.replay_lsn != lsn:
             return None

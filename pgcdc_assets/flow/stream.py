@@ -1,5 +1,5 @@
-"""The run's interface to its receiver and its source: how far the log is complete, at which LSN the receiver ends, the
-source's present catalog, and the pauses of a sync in follow mode while the source is unreachable."""
+"""A run's interface to its receiver process and to the source: how far the log is complete, at which LSN the receiver
+ends, and what the source's catalog shows. Also the pauses of a sync in follow mode while the source is unreachable."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from pgcdc_assets.source.slot.positions import boundary, flush_lsn
 def publish_new(
     conn: psycopg.Connection[Any], settings: Settings, catalog: Catalog, states: TableStates, observer: Observer
 ) -> None:  # fmt: skip
-    """Publish, and report, the tables and partitions that match the setting ``tables`` and are in no publication yet.
-    Tables in ``catalog`` or ``states`` were published before: their publication is not changed."""
+    """Publish new tables and partitions that match the setting ``tables``, and report them. A table in ``catalog`` or
+    ``states`` is not new: if it is in no publication, somebody has removed it, and it is not added again."""
 
     def known() -> set[int]:
         return relations_of([*catalog.tables, *states.tables()])
@@ -43,13 +43,14 @@ def publish_new(
 
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
-"""Seconds. A server restarts in a few seconds. A server that is unreachable for hours is tried once a minute."""
+"""Seconds. A server that restarts is back after a few seconds. A server that is unreachable for hours is tried once a
+minute."""
 _LOOK_SECONDS: Final = 0.2
 
 
 class Outage:
-    """The pauses of one sync while the source is unreachable. Each is twice the last, up to LONGEST_PAUSE. ``say``
-    reports each pause to people."""
+    """The pauses of one sync while the source is unreachable. Each pause is twice as long as the last, up to
+    LONGEST_PAUSE. ``say`` reports each pause to people."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -65,7 +66,7 @@ class Outage:
         """Pause before the next try. False if the bounds end the sync during the pause."""
         now = time.monotonic()
         if self._tried is None or now - self._tried > LONGEST_PAUSE:
-            # The last try began long ago, so the sync was connected after it, and this is a new outage.
+            # The last try began longer ago than any pause, so it had connected: this is a new outage.
             self._pause, self._lost_at = FIRST_PAUSE, now
         self._say(f"{why}; next try in {self._pause:g} s")
         ends = [] if bounds.max_seconds is None else [now + bounds.max_seconds]
@@ -88,9 +89,10 @@ class LogStream:
         self._marks: set[Lsn] = set()
         self._reported = Lsn(0)
         self.complete_to = log.position()
-        """The log's last known recorded position. The log contains every transaction with a lower ``commit_lsn``."""
+        """The log's position, as the receiver last reported it. The log contains every transaction with a lower
+        ``commit_lsn``."""
         self.arrived = False
-        """Whether the goal set by :meth:`until` is reached. The receiver has then ended, or is about to end."""
+        """Whether the receiver has reached the LSN set by :meth:`until`. It has then ended, or is about to end."""
         self.stream_aborts = 0
         """See :attr:`pgcdc_assets.flow.reports.SyncReport.stream_aborts`."""
 
@@ -98,16 +100,16 @@ class LogStream:
         self._receiver.start()
 
     def until(self, lsn: Lsn) -> None:
-        """Receive up to ``lsn``, then end."""
+        """Make the receiver end at ``lsn``."""
         self._receiver.until(lsn)
 
     def follow(self) -> None:
-        """Remove the goal, if the receiver has not reached it yet. The receiver then continues."""
+        """Make the receiver continue without an end, if it has not reached the LSN set by :meth:`until` yet."""
         self._receiver.follow()
 
     def mark(self, lsn: Lsn) -> None:
-        """Have the receiver record the log's position at the boundary ``lsn``, once the log is complete to it, and
-        continue."""
+        """Make the receiver record ``lsn`` as the log's position as soon as the log is complete to it, even if no batch
+        ends there. So a point can be made at exactly ``lsn``, a boundary. The receiver then continues."""
         if lsn > self.complete_to and lsn not in self._marks:
             self._marks.add(lsn)
             self._receiver.mark(lsn)
@@ -148,7 +150,7 @@ class LogStream:
         return flush_lsn(self._conn)
 
     def mark_now(self) -> Lsn:
-        """Mark the source's present position (see :meth:`mark`), and return this position."""
+        """Call :meth:`mark` with the source's present position, and return this position."""
         now = boundary(self._conn)
         self.mark(now)
         return now
@@ -158,11 +160,11 @@ class LogStream:
         return CatalogSnapshot.read(self._conn, catalog.publications, patterns, catalog.tables)
 
     def publish_new(self, work: Work) -> None:
-        """Publish new tables and partitions."""
+        """See :func:`publish_new`."""
         publish_new(self._conn, work.settings, work.catalog, work.progress.states, work.observer)
 
     def without_rows(self, relation: int) -> bool:
-        """Whether a relation certainly has no row now."""
+        """Whether the relation with this OID certainly has no row now."""
         return without_rows(self._conn, relation)
 
     def is_current(self, snapshot: CatalogSnapshot) -> bool:

@@ -1,7 +1,9 @@
-"""Carries out the verdicts of the catalog check: changes structures and names of mirrors, sets tables aside, and has
-tables copied again. Mirrors are changed in a separate thread, while the turns of other tables continue. A renamed
-relation keeps its OID, and a row in the log names its table by the OID. So the rows of a mirror stay correct under the
-table's new name, and later changes are applied from the log."""
+"""Carries out the verdicts of the catalog check (:mod:`pgcdc_assets.structure.verdict`). Mirrors get new structures and
+names, other tables are set aside or must be copied again. Mirrors are changed in a separate thread, while the turns of
+other tables continue.
+
+A renamed table needs no new copy, because the log names tables by OID, and a renamed table keeps its OID. So its mirror
+continues under the new name, and later changes are applied from the log."""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from pgcdc_assets.structure.verdict import AfterRows, Later, Recopy, Reshape, Se
 
 @dataclass(frozen=True)
 class MirrorChange:
-    """A change of a mirror, and its new ``version`` or its ``failure``. ``what``: the change on the source."""
+    """A change of a mirror. ``after``: the table after the change. ``what``: what was changed on the source. When the
+    change has ended, ``version`` is the mirror's new version, or ``failure`` says why it failed."""
 
     after: Table
     what: str
@@ -35,7 +38,8 @@ class MirrorChange:
 
 
 class StructureChanges:
-    """Makes one run's changes of mirrors, one by one, in a separate thread. The run's thread calls the methods."""
+    """The changes of mirrors in one run. They are made one by one in a separate thread. All methods are called in the
+    run's own thread."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -47,7 +51,8 @@ class StructureChanges:
         return bool(self._in_progress)
 
     def carry_out(self, found: Verdict, record: TableRecord, now: Table, position: Callable[[], Lsn]) -> None:
-        """Carry out the verdict on a table. ``now``: the table in the catalog. ``position`` returns a source LSN."""
+        """Carry out the verdict on a table. ``now``: the table in the catalog. ``position`` returns an LSN of the
+        source after the catalog check."""
         progress, name = self._work.progress, now.name
         match found:
             case SetAside(reason, refused=True):
@@ -76,9 +81,10 @@ class StructureChanges:
                 pass
 
     def _reshape(self, found: Reshape, record: TableRecord, now: Table, since: Lsn) -> None:
-        """Begin to change the mirror to the new structure, which the source has at ``since`` and maybe had earlier."""
+        """Begin to change the mirror to the structure of ``now``. The source certainly has this structure at ``since``,
+        and may have had it earlier."""
         if found.leaves:
-            # The feed may contain rows of a removed leaf partition that are not applied yet.
+            # The feed may already have rows of a removed leaf above the mirror's position. They must not be applied.
             self._work.feeds.open(record.table).end_at(record.replay_lsn)
         after = (with_leaves if found.leaves else successor)(record.table, now, since)
         self._work.progress.reshaping(after.name)
@@ -87,8 +93,8 @@ class StructureChanges:
         self._in_progress.append((MirrorChange(after, found.what), done))
 
     def rename(self, record: TableRecord) -> None:
-        """Begin to rename a mirror that has its table's former name. The mirror under the former name stays, so that
-        the rename can be tried again."""
+        """Begin to continue a mirror under its table's new name. The mirror under the former name stays: if the rename
+        fails, it can be tried again."""
         assert record.former is not None
         self._work.progress.reshaping(record.table.name)
         what = f"was called {record.former}"
@@ -97,7 +103,7 @@ class StructureChanges:
         self._in_progress.append((MirrorChange(record.table, what, record.former), self._pool.submit(change)))
 
     def ended(self) -> Iterator[MirrorChange]:
-        """Yield the changes that have ended since the last call. Raises a failure that concerns more than one table."""
+        """Yield the changes that have ended since the last call. Raises an error that concerns more than one table."""
         for change, done in [one for one in self._in_progress if one[1].done()]:
             self._in_progress.remove((change, done))
             with contained() as failed:
@@ -106,7 +112,7 @@ class StructureChanges:
 
     def cancel(self) -> None:
         """Cancel the changes in progress, and wait until they have ended, because nothing may be committed after the
-        lock is released. A change that was committed already is recorded in the mirror."""
+        lake's lock is released. If a change was committed before, the next run finds it in the mirror."""
         for _, done in self._in_progress:
             done.cancel()
         while left := [done for _, done in self._in_progress if not done.done()]:
@@ -117,12 +123,12 @@ class StructureChanges:
         self._pool.shutdown(wait=True)
 
     def take_in(self, change: MirrorChange, seen_at: Lsn) -> bool:
-        """Record a change that has ended; returns whether its table is followed afterwards. ``seen_at``: the LSN of the
-        catalog check that showed a new name."""
+        """Record a change that has ended. Returns whether its table is then followed. ``seen_at``: the LSN of the
+        catalog check that showed the new name of a renamed table."""
         return self._reshaped(change) if change.former is None else self._renamed(change, change.former, seen_at)
 
     def _reshaped(self, change: MirrorChange) -> bool:
-        """Record a change of structure. False if it failed, or if its table is set aside or waits for a copy."""
+        """Record a change of structure. If it failed, the table is set aside. False if the table is not followed."""
         progress, name = self._work.progress, change.after.name
         if name not in progress or not progress[name].reshaping:
             return False
@@ -139,17 +145,17 @@ class StructureChanges:
         return True
 
     def _renamed(self, change: MirrorChange, former: TableName, seen_at: Lsn) -> bool:
-        """Record a rename. False if the table now waits for a copy."""
+        """Record a rename. If it failed, the table waits for a copy. False if the table is not followed."""
         progress, name = self._work.progress, change.after.name
         if name not in progress:
             return False
-        # Rows in this feed that are not applied yet belong to the table that had the name before.
+        # The feed of this name may have rows, above the mirror's position, of the table that had the name before.
         self._work.feeds.restart_if_unreadable(change.after)
         self._work.feeds.open(change.after).end_at(progress[name].replay_lsn)
         if change.failure is not None:
             self._say(
                 "watch",
-                f"table {name} is copied, because the mirror of {former} cannot continue: {change.failure}",
+                f"table {name} is copied, because its mirror, {former}, could not be renamed: {change.failure}",
                 name,
             )
             progress.request_copy([name])
@@ -170,7 +176,7 @@ class StructureChanges:
 
 
 def _done(before: Table, after: Table) -> str:
-    """Says whether the mirror has changed: not if, for example, a column was renamed and renamed back."""
+    """Whether the mirror has changed, as text. It has not if, for example, a column was renamed and renamed back."""
     leaves, now = ({leaf.oid for leaf in table.leaves} for table in (before, after))
     if alike(before, after) and leaves == now:
         return "this was undone, and its mirror is unchanged"

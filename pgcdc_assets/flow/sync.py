@@ -1,4 +1,5 @@
-"""Runs a sync: receives changes into the log, makes copies at the same time, and applies the log's new changes."""
+"""One run of the sync. In a loop, it takes in what the receiver, the copies and the changes of mirrors have done, and
+carries out the next turn."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from pgcdc_assets.store import storage
 
 
 class Sync:
-    """One run of the sync. ``run()`` returns when the bounds end the run. In follow mode, it also returns when the run
-    has lost the source. Any other failure is raised."""
+    """One run of the sync. ``run()`` returns when the bounds end the run. In follow mode, it also returns if the
+    connection to the source is lost, with the error as ``SyncReport.lost``. All other errors are raised."""
 
     def __init__(self, work: Work, conninfo: str, stream: LogStream, bounds: Bounds) -> None:
         self._work = work
@@ -47,7 +48,7 @@ class Sync:
     def run(self) -> SyncReport:
         try:
             self._stream.start()
-            # If an earlier run died, its copies may be above the log's position.
+            # A run that died may have left copies and points above the log's position. The log must get there.
             self._stream.mark(self._work.progress.highest)
             self._stream.mark(self._work.progress.listed.shown_from)
             self._read_operator()
@@ -83,7 +84,7 @@ class Sync:
         return self.summary()
 
     def _step(self) -> bool:
-        """One pass of the run's loop; returns whether it made any progress."""
+        """One pass of the run's loop. Returns whether anything has changed, so that the next pass follows at once."""
         before, arrived = self._stream.complete_to, self._stream.arrived
         self._stream.take_events()
         self._work.meter.write_if_due(self._stream.receiver_bytes)
@@ -108,13 +109,14 @@ class Sync:
         return moved
 
     def _check_catalog(self) -> None:
-        """Check the catalog, and begin the copies that the catalog or an earlier run requires."""
+        """Check the catalog, and begin to copy the tables that wait for a copy."""
         self._copies.allow_again()
         self._turns.check_catalog()
         self._copies.begin()
 
     def _take_copies(self) -> bool:
-        """Record newly committed copies; returns whether there were any. Begins the next round if a round has ended."""
+        """Record the copies that were committed since the last pass; returns whether there were any. If the round of
+        copies has ended, begins the next round. If there is none, sets the LSN at which the receiver ends."""
         # `ended` is read before the committed copies: once a round has ended, all its copies are committed.
         ended = self._copies.ended
         moved = self._take_committed()
@@ -151,16 +153,16 @@ class Sync:
             moved = True
         return moved
 
-    # The stream's goal ------------------------------------------------------------------------
+    # Where the receiver ends ------------------------------------------------------------------
 
     def _set_goal(self) -> None:
-        """Set the LSN at which the receiver ends, once no copy is in progress. A table that was copied at LSN C can be
-        read together with other tables only at or above C. So a run with copies receives at least up to C."""
+        """Set the LSN at which the receiver ends. Called when no copy is in progress. A table that was copied at LSN C
+        can be read together with other tables only at or above C. So the run receives at least up to C."""
         copied = self._copies.highest
         self._stream.mark(copied)
         request = self._turns.requests.current()
         if request is not None and request.lsn is not None:
-            # The mark is sent before the goal, because both may be the same LSN, and the receiver ends at its goal.
+            # The mark is sent before the end LSN, because both may be the same, and the receiver then ends there.
             self._stream.mark(request.lsn)
         if not self.following:
             shown = max(self._catalog.seen_at, self._work.progress.listed.shown_from)
@@ -170,7 +172,8 @@ class Sync:
     # The operator's requests ----------------------------------------------------------------------
 
     def _read_operator(self) -> None:
-        """Carry out new requests of the operator: at which LSN follow mode ends, and whether changes are applied."""
+        """Carry out the operator's requests that have changed: the LSN at which follow mode ends, and whether applying
+        is paused."""
         before, now = self._operator, operator_requests(self._work.layout)
         self._operator = now
         self._copies.paused = self._catalog.paused = self._paused
@@ -211,7 +214,8 @@ class Sync:
         return finished(self._bounds, situation)
 
     def _awaited(self) -> bool:
-        """Whether a command waits for the lake and may have it now. A point requested by ``verify`` is made first."""
+        """Whether a command waits for the lake, and this run can end now. If ``verify`` has asked for a point, the run
+        first makes the point."""
         if not self.following or self.copying or lock.waiting(self._work.layout) is None:
             return False
         held = self._turns.requests.current()
@@ -223,7 +227,7 @@ class Sync:
         return self._copies.under_way or self._structure.in_progress
 
     def _succeed(self) -> None:
-        """In follow mode, record a success although the run has not ended, because the run may last for days."""
+        """In follow mode, record a success before the run has ended, because the run may last for days."""
         if self.following and not self.copying:
             self._work.operation.succeed()
             self._work.meter.succeeded()
@@ -272,11 +276,11 @@ class Sync:
         )
 
     def _left(self) -> list[tuple[TableName, str]]:
-        """The tables that cannot be read at the newest point although they are not set aside, each with the reason."""
+        """The tables that are not set aside, and that the newest point does not list, each with the reason."""
         progress = self._work.progress
         newest = progress.points.newest()
         listed = {} if newest is None else newest.tables
         behind = [entry for entry in progress if entry.state is not TableState.SET_ASIDE
                   and not (entry.state.readable and entry.table.name in listed)]  # fmt: skip
-        waits = "waits for a copy, or for a consistent point that contains it"
+        waits = "waits for a copy, or for a consistent point that lists it"
         return [(entry.table.name, entry.reason or waits) for entry in behind]

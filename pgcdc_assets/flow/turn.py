@@ -1,4 +1,4 @@
-"""Carries out a turn: applies the log, up to a boundary, to every followed mirror. The run then publishes a point."""
+"""Carries out a turn: applies the log, up to a boundary, to mirrors. The run then publishes a consistent point."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ class Turn:
 
 
 def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]) -> Turn:
-    """Apply the log to the tables that are below ``upto``, a boundary up to which the log is complete.
+    """Apply the log to those of the ``tables`` that are below ``upto``, a boundary up to which the log is complete.
+    ``log``: the log up to its end, as read for this turn.
 
-    ``log``: the log as read for this turn, up to the log's end. A table without changes gets the position ``upto``
-    without a Delta commit. A table that cannot be followed is set aside, and the turn continues with the other tables.
-    A table stays below ``upto``:
-
-    - until the next turn, if another writer committed to its mirror first at each attempt;
-    - until the next catalog check, if the log has a row with a structure, or of a partition, that the mirror does not
-      have.
+    Afterwards, these tables are at ``upto``; a table without changes gets this position without a Delta commit.
+    Exceptions: a table that cannot be followed is set aside. If another writer committed to a mirror first at each
+    attempt, the next turn tries again. If the log has a row with a structure, or of a partition, that the mirror does
+    not have, nothing is applied to the table until the next catalog check.
     """
     behind = [entry for entry in tables if entry.replay_lsn < upto and not entry.reshaping and entry.unread is None]
     _hold_strays(work, _span(log, behind, max(upto, log.lsns.end)), behind)
@@ -60,15 +58,17 @@ def _span(log: LogSpan, tables: Sequence[TableRecord], upto: Lsn) -> LogSpan:
 
 
 def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> None:
-    """Pause tables for which the log has rows of partitions that their mirrors do not list: nothing is applied to these
-    tables until the next catalog check. This concerns a partitioned table with rows of an unlisted leaf partition, and
-    a table that was itself a partition of another table for some time, so that the stream sent its rows as rows of that
-    other table.
+    """Pause tables whose partitions have changed: nothing is applied to them until the next catalog check. There are
+    two cases:
 
-    The check is needed because rows published via the root look like all other rows of the root, and because the
-    catalog no longer shows a partition that was dropped or detached. ``span`` reaches beyond the turn to the log's end:
-    a partition may be attached during the turn, with rows that the stream never sends, although its first row in the
-    log follows only after the turn.
+    - The log has rows of a leaf partition that is not among the leaves recorded for the table's mirror.
+    - The table was itself a partition of another table for some time, so the stream sent its rows as rows of that other
+      table.
+
+    The batches' summaries name the leaves, because in the rows themselves, rows published via the root look all alike,
+    and the catalog no longer shows a leaf that was dropped or detached. ``span`` reaches beyond the turn to the log's
+    end. A partition may have been attached within the turn's part of the log, with earlier rows that the stream never
+    sends, and its first row in the log may come only after the turn.
     """
     for entry in tables:
         name, oid = entry.table.name, entry.table.oid
@@ -80,7 +80,7 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
             work.observer.progress("watch", f"table {name}: {what}", table=str(name))
             work.progress.hold(name, UnreadRows(Strange.ATTACHED, what))
         elif any(set(leaves.get(oid, ())) - known_leaves(entry.table) for leaves in partitions):
-            what = "rows of a new partition arrived; the partition may have been dropped or detached since"
+            what = "rows of a new partition arrived, which may have been dropped or detached since"
             work.progress.hold(name, UnreadRows(Strange.PARTITION, what))
 
 
@@ -112,8 +112,8 @@ def _derive_and_apply(
 
 
 def record(work: Work, result: Applied, changes: Mapping[str, int], seconds: float = 0.0) -> TableTurn:
-    """Record a table's new position and version; returns the counts of the applied rows. ``changes``: the number of
-    rows in the table's feed, by operation."""
+    """Record the position and version that a table has after an apply or a repair; returns what it changed.
+    ``changes``: the number of rows in the table's feed, by operation."""
     version = result.version if result.version >= 0 else None
     work.progress.moved(result.table.name, result.replay_lsn, version, result.table)
     return TableTurn(

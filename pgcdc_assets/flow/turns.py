@@ -1,5 +1,6 @@
-"""Carries out the turns of one run: a turn applies the log, up to one boundary, to the followed mirrors. A consistent
-point is then published if it is due. Rows with a new structure cause a catalog check, which changes the mirrors."""
+"""Carries out the turns of one run, as :mod:`pgcdc_assets.flow.decide` decides. A turn applies the log, up to one
+boundary, to the followed mirrors. After a turn, a consistent point is published if mirrors have changed since the last
+point. If the log has rows that do not fit a mirror, the catalog is checked, and the mirror is changed."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from pgcdc_assets.structure.record import TableRecord
 
 
 class Turns:
-    """The turns of one run, in the run's own thread. ``succeed`` is called when a point lists every followed table."""
+    """The turns of one run. All methods are called in the run's own thread. ``succeed`` is called when a point lists
+    every followed table."""
 
     def __init__(
         self, work: Work, stream: LogStream, catalog: CatalogWatch, copies: Copies, ranges: RunRanges,
@@ -44,8 +46,8 @@ class Turns:
         self._reported: set[TableName] = set()
         """Tables for which this run has reported changes by another writer."""
         self._blocked: str | None = None
-        """Why the last catalog check was not possible; None if it was possible."""
-        # A point is due if an earlier operation copied, applied or restructured, and ended before it made a point.
+        """The lock because of which the last catalog check was not possible; None if the check was possible."""
+        # A point is due at once if an earlier operation has changed mirrors, and ended before it made a point.
         self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
 
     @property
@@ -56,10 +58,12 @@ class Turns:
         return level and not self.point.at(complete)
 
     def check_catalog(self) -> bool:
-        """Publish new tables, check the catalog, and write comments to the mirrors. A point is then due if this check
-        is the first at which a table may be listed again, or if a mirror got comments. Returns False if a lock on a
-        table prevents reading the catalog. In follow mode, the run then continues without points until the lock is
-        released. Otherwise CopyBlocked ends the run."""
+        """Publish new tables, check the catalog, and write comments to the mirrors. Returns False if a lock on a table
+        prevents reading the catalog. In follow mode, the run then makes no points until the lock is released. Without
+        follow mode, CopyBlocked ends the run.
+
+        A point is due after the check if a mirror got comments, if tables may be listed again from this check's LSN on,
+        or if the previous check was prevented by a lock."""
         self._stream.publish_new(self._work)
         before = self._catalog.seen_at
         try:
@@ -84,15 +88,16 @@ class Turns:
             self._spans.close()
 
     def begin_copies(self) -> None:
-        """Begin the copies that wait. Once the receiver has ended, a copy could not catch up: the next run makes it."""
+        """Begin to copy the tables that wait for a copy. Does nothing if the receiver has ended: a new copy could then
+        not catch up, so the next run makes it."""
         if not self._stream.arrived:
             self._copies.begin()
 
     def turn(self, *, paused: bool, gathers: bool) -> bool:
-        """Carry out the next step; returns whether it made any progress."""
+        """Carry out the step that :func:`next_step` decides; returns whether anything has changed."""
         moved = False
         if not paused:
-            # An earlier turn may have found rows of another structure while the catalog could not be read.
+            # An earlier turn may have found rows that do not fit a mirror while a lock prevented the catalog check.
             self._check_unread_rows()
         log, view = self._view(paused=paused, gathers=gathers)
         if view.exact is not None:
@@ -108,7 +113,8 @@ class Turns:
 
     def _view(self, *, paused: bool, gathers: bool) -> tuple[LogSpan, View]:
         """The facts that decide the next step, and the part of the log that is not applied yet."""
-        # The log's position is read before the request. So a request missed here has an LSN above this position.
+        # The log's position is read before the request of `verify`. If a request is placed in between, its LSN is above
+        # this position, so the turn does not pass it.
         complete, progress = self._stream.complete_to, self._work.progress
         log = LogSpan(self._work.log, LsnRange(min(progress.replay_lsn, complete), complete))
         request = self.requests.current()
@@ -131,8 +137,8 @@ class Turns:
         )
 
     def _catch_up(self, log: LogSpan, step: TakeLateTurn) -> bool:
-        """Take a turn of late tables, which were copied during other turns, so that they catch up with the other
-        tables. Returns whether the position of any table has changed."""
+        """Take a turn of the late tables only, so that they catch up with the other tables. Returns whether any of them
+        has a higher position now."""
         before = self._entries(step.tables)
         turn = take_turn(self._work, log, step.upto, before)
         self._ranges.count_late(turn)
@@ -145,7 +151,8 @@ class Turns:
         return moved
 
     def _take(self, log: LogSpan, step: TakeTurn) -> bool:
-        """Take a turn and publish a point. Returns whether the turn changed anything, or made the requested point."""
+        """Take a turn, and publish a point if one is due or ``verify`` has asked for it. Returns whether the turn
+        changed anything, or made the point for ``verify``."""
         progress, began = self._work.progress, time.time()
         start = progress.replay_lsn
         with logs.about(lsn=str(step.upto)):
@@ -171,16 +178,19 @@ class Turns:
         return bool(turn.tables or messages.count) or (step.exact and not self.point.due)
 
     def _check_unread_rows(self) -> None:
-        """Check the catalog if a table waits for this check because of rows with an unknown structure or partition."""
+        """Check the catalog if a table waits for a check, because the log has rows that do not fit its mirror, or
+        because the mirror lacks new columns."""
         if self._work.progress.needs_catalog_check:
             self.check_catalog()
             self.begin_copies()
 
     def publish(self, upto: Lsn) -> bool:
-        """Publish a point of the tables whose mirrors are correct at ``upto``; returns whether the point lists every
-        followed table. No point is published while the catalog cannot be read. The log was complete to ``upto`` before
-        this catalog check. So if DDL made a mirror wrong at ``upto``, the DDL is committed, and the check sees it. The
-        table is then set aside, or waits for a copy, before the point is made."""
+        """Publish a point at ``upto``; returns whether the point lists every followed table. The catalog is checked
+        first, if it has changed since the last check. No point is published while a lock prevents the check.
+
+        So no point lists a mirror that DDL has made wrong. The log was complete to ``upto`` before the check. So DDL
+        below ``upto`` was committed before the check, and the check sees it. The table is then set aside, or waits for
+        a copy, before the point is made."""
         if not self._catalog.is_current:
             if not self.check_catalog():
                 return False

@@ -39,7 +39,7 @@ class Work:
     meter: Meter = field(init=False)
 
     after_point: Callable[[], None] = lambda: None
-    """Called in the run's thread after a point."""
+    """Called in the run's thread after each point."""
 
     def __post_init__(self) -> None:
         self.feeds = Feeds(self.layout, self.identity)

@@ -146,8 +146,8 @@ def test_refused_table_does_not_hold_up_the_others(run: Run, catalog: Catalog) -
     assert run.record.tables.keys() == {U}
     assert run.record.failed == {"public.t": "catalog: answered no"}
     assert run.told == [
-        "a catalog entry was not made: catalog: answered no",
-        "catalog entries that were made or checked: 1",
+        "a mirror was not registered: catalog: answered no",
+        "catalog entries that were made, checked or removed: 1",
     ]
     catalog.refused = set()
     _run(run)

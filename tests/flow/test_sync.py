@@ -374,7 +374,7 @@ def test_request_is_valid_until_it_is_withdrawn(rig: Rig) -> None:
     assert pause_apply(layout, paused=False)
     assert operator_requests(layout) == OperatorRequests()
     storage.replace(layout.endpos, b"nowhere")
-    with pytest.raises(LakeError, match="does not hold an LSN"):
+    with pytest.raises(LakeError, match="does not contain an LSN"):
         operator_requests(layout)
 
 
