@@ -5,14 +5,14 @@ feed -> apply -> tableplan -> applytask -> rowlookup  one Delta commit adds chan
 
 deltatarget implements the contract of mirror.target with the modules below
 mirror      opens and creates mirrors, reads positions   mirrorschema  columns, comments; tables without a mirror
-copy        COPY in parallel tasks                       copytask      what one Spark task does
-apply       the feeds of a turn into mirrors; repairs    tableplan     one table's part of an apply
-applytask   units of work, and what one Spark task does
+copy        snapshot copies, by COPY in parallel tasks   copytask      what one Spark task of a copy does
+apply       applies the feeds of a turn; repairs         tableplan     one table's part of an apply
+applytask   divides an apply into units, and what one Spark task does with them
 rowlookup   finds the rows of changed keys               keyindex      which rows have a wanted key
 rowgroups   reads a mirror's files
-reshape     changes the structure or the name            projection    the Spark task of a reshape
+reshape     changes the structure or the name            projection    the Spark task of a change of structure
 durability  makes versions durable; finds row changes by other writers
-compaction  rewrites small and worn files
-versionexpiry  protects promised versions, deletes what only other versions need
+compaction  rewrites small files, and files with many deleted rows
+versionexpiry  keeps the versions that points name readable, deletes what only other versions need
 lakeremoval  deletes the lake, but no files of other owners
 """

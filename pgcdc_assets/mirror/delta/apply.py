@@ -1,10 +1,11 @@
-"""Applies the changes of a turn, which are in the feeds, to the mirrors: one atomic Delta commit per table.
+"""Applies the changes of a turn, which are in the change feeds, to the mirrors: one atomic Delta commit per table. Each
+commit contains both the data and the new position.
 
 If a table has only inserts, the feed's own files become files of the mirror, by a commit that takes milliseconds. After
 a truncate of the whole table, the later changes are the complete table, and overwrite the mirror. All other changes are
-collapsed and merged in Spark's tasks: deletion vectors remove the changed and deleted rows, and a new file holds the
-changed and inserted rows. Spark's own MERGE has the same effect, but costs seconds of CPU time even for a small change.
-Each commit contains both the data and the new position.
+collapsed (the changes of each key become one change) and merged in Spark's tasks: deletion vectors remove the changed
+and deleted rows, and a new file holds the changed and inserted rows. Spark's own MERGE has the same effect, but costs
+seconds of CPU time even for a small change.
 
 A merge fails before its commit if the mirror lacks a row that changed or holds a row that was inserted, if the changes
 contradict each other, or if a file of the table cannot be read. The mirror then stays as it was, and the table is set
@@ -54,14 +55,12 @@ def apply_tables(
     spark: SparkSession, mirrors: Mirrors, parts: Sequence[FeedPart], upto: Lsn,
     known: Mapping[TableName, Table] | None = None, compaction: Compaction = COMPACTION,
 ) -> list[Applied]:  # fmt: skip
-    """Apply the changes of ``parts`` to their mirrors up to ``upto`` (a transaction boundary). Each mirror starts from
-    its own position.
+    """Apply the changes of ``parts`` to their mirrors up to ``upto``: see
+    :meth:`pgcdc_assets.mirror.target.Target.apply`.
 
-    Tables without changes are left out of the result. A failure of one table alone is returned as ``set_aside``. Any
-    other error ends the apply; the next apply skips the tables that were committed before the error. ``known``: the
-    tables with the columns that their mirrors last had; a known column that a mirror lacks is not added again. If
-    another writer's commit came first, that table alone is tried again. After the last attempt, the next turn applies
-    its changes.
+    A failure of one table alone is returned as ``set_aside``. Any other error ends the apply; the next apply skips the
+    tables that were committed before the error. If another writer's commit to a mirror came first, this table alone is
+    tried again. After the last attempt, its result is ``outrun``, and the next turn applies its changes.
     """
     done: list[Applied] = []
     left = list(parts)
@@ -78,7 +77,7 @@ def apply_tables(
 def _attempted(
     spark: SparkSession, mirrors: Mirrors, parts: Sequence[FeedPart], upto: Lsn, known: Mapping[TableName, Table]
 ) -> list[Applied]:
-    """Read each mirror and try to commit to it once. Several tables are processed at the same time, because a commit
+    """Read each mirror, and try once to commit to it. Several tables are processed at the same time, because a commit
     mostly waits for the disk."""
     done: list[Applied] = []
     rest: list[tuple[TablePlan, list[Collapsing]]] = []
@@ -98,8 +97,8 @@ def _attempted(
 def _begun(
     mirrors: Mirrors, upto: Lsn, known: Mapping[TableName, Table], part: FeedPart
 ) -> Applied | tuple[TablePlan, list[Collapsing]] | None:
-    """Append the feed's files if this is enough; otherwise return the work that Spark must collapse. Returns None if
-    there is nothing left to apply. The mirror is read only once."""
+    """Apply one table's changes if this needs no Spark job. Otherwise return the table's plan, with the units that
+    Spark must collapse. Returns None if there is nothing left to apply."""
     work = _own(part.table, part.span.start, partial(TablePlan.of, mirrors, part, upto, known))
     if not isinstance(work, TablePlan):
         return work
@@ -120,7 +119,8 @@ def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Appli
 
 
 def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> list[list[Effect]]:
-    """Collapse the units of several tables in one Spark job, many small units per task. Keeps the units' order."""
+    """Collapse the units of several tables in one Spark job, many small units per task. Returns the effects in the
+    order of ``works`` and their units."""
     units = [(place, unit) for place, work in enumerate(works) for unit in work]
     workers = cores(spark)
     groups: list[list[tuple[int, Collapsing]]] = [[] for _ in range(min(2 * workers, len(units)))]
@@ -140,10 +140,10 @@ def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> lis
 def repair_table(
     spark: SparkSession, log: ChangeLog, mirrors: Mirrors, table: Table, span: LsnRange, replay_lsn: Lsn
 ) -> Applied:
-    """Derive the changes of ``span`` again from the log, and merge their effect into the mirror, which has already
-    applied the range, and is at ``replay_lsn`` before and after. The keys that changed in the range are derived up to
-    ``replay_lsn``. Does nothing for a range below the table's copy. No value is guessed: raises NotRepairable if the
-    log lacks a value that a row needs, and only a new copy helps."""
+    """Compute the rows whose keys changed in ``span`` again, from the log, and merge them into the mirror. The mirror
+    has already applied this range, and stays at ``replay_lsn``. So the rows are computed as of ``replay_lsn``, with all
+    later changes of their keys. Does nothing for a range below the table's copy. Raises NotRepairable if the log lacks
+    a value that a row needs; then only a new copy helps."""
     started = time.monotonic()
     mirror = mirrors.open(table.name)
     if mirror.snapshot_lsn is None:
@@ -170,7 +170,8 @@ def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touc
     if not table.key and not pending.emptied:
         what = "rows of a table without a key cannot be told apart" if table.multiset else "the table has no key"
         raise NotRepairable(what, thing=str(table.name), lsn=touched.start, do=_again(table))
-    # Any row may have moved to a truncated leaf after the truncate, so all keys are derived.
+    # If leaves were truncated, any key may have changed: a row of any key may have been in a truncated leaf, or may
+    # have moved to one later. So all keys of the log's changes are computed again.
     wanted = None if pending.leaves else touched
     delta = mirror.existing
     target = mirror.target(table, () if pending.emptied else delta.files)
@@ -179,7 +180,7 @@ def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touc
         units = [replace(unit, repair=True, touched=wanted) for unit in units]
     effects = _effects(spark, units, table, touched)
     counts = total(effects)
-    # The commit has no application transaction, because a repair changes no position. So it may also be repeated.
+    # The commit has no Delta app transaction, because a repair changes no position. So the same repair can run again.
     passed(FaultPoint.REPAIR_COMMITTING)
     if pending.emptied:
         reports = [effect.added for effect in effects if effect.added is not None]
