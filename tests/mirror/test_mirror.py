@@ -153,6 +153,6 @@ def test_a_copy_that_lost_its_log_in_a_power_cut_begins_again(tmp_path: Path) ->
     theirs.parent.mkdir()
     pq.write_table(pa.table({"id": [1]}), theirs)
     place = Location.of(theirs.parent)
-    with pytest.raises(LakeError, match=r"has a file that is not part of a mirror: rows\.parquet"):
+    with pytest.raises(LakeError, match=r"is needed for a mirror, but has a file of another program: rows\.parquet"):
         create_mirror(place, MirrorSchema.of(table_of("id", key=(1,))), {}, place)
     assert theirs.exists(), "what nobody here has written is nobody's here to delete"

@@ -1,7 +1,7 @@
-"""The tasks of an apply: how the changes of a table are divided into units, and what a task does with a unit. A unit
-has all changes of a table, or the changes of one bucket of its keys. A task merges its units into the mirror: it writes
-the rows to add to a new file, and names the rows to delete by file and position. The driver commits both. Imported by
-Spark's workers, so it must not import Spark."""
+"""Spark tasks of an apply: how the changes of a table are divided into units, and what a task does with a unit. A unit
+has all changes of a table, or the changes of one bucket of keys (keys whose hash has the same remainder). A task writes
+the rows to add to a new file of the mirror, and returns the rows to delete by file and position. The driver commits
+both. Imported by Spark's workers, so it must not import Spark."""
 
 from __future__ import annotations
 
@@ -40,34 +40,40 @@ from pgcdc_assets.mirror.net.neteffect import ARRIVES, after_truncates, collapse
 ROW_GROUP_ROWS = 1 << 20
 
 _OF_FEEDS = (XID, ORIGIN)
-"""Columns that feeds have and mirrors do not."""
+"""Columns of a feed that an apply does not need, because mirrors do not have them."""
 
 
 @dataclass(frozen=True)
 class Collapsing:
-    """One unit of an apply: events of one table, to be merged into its mirror."""
+    """One unit of an apply: events (rows of the change feed) of one table, to be merged into its mirror."""
 
     table: Table
     files: tuple[Location, ...]
     span: LsnRange
     target: MergeTarget
-    """The folder for new files, and the mirror's files to read: none after a truncate, or if all events are inserts."""
+    """The folder for new files, and the mirror's files to read. There are none to read if the table was truncated, or
+    if all events are inserts."""
     divided: bool = False
-    """The unit has only the events of some keys. One half of a key change may be in another unit."""
+    """Whether the unit has only the events of some keys. An update that changes a key is two events, one for the old
+    and one for the new key. One of these halves may then be in another unit."""
     arrivals: tuple[Location, ...] = ()
-    """More feed files: the new halves of key changes."""
+    """More feed files of a divided unit. They have only the new halves of key changes."""
     masked: tuple[int, ...] = ()
+    """The attnums of columns for which at least one value was not sent (unchanged TOAST)."""
     leaves: tuple[str, ...] = ()
     """Leaf partitions that were truncated."""
     bytes: int = 0
     repair: bool = False
-    """Whether this is a repair. The mirror has already applied the span, so it is not known which keys it holds."""
+    """Whether this is a repair. The mirror has already applied the span, so the merge cannot check which of the keys
+    it must hold."""
     touched: LsnRange | None = None
-    """For repairs: derive only keys that changed in this range, and keys to which their rows moved. None: all keys."""
+    """For repairs: only the keys that changed in this range, and the keys to which their rows moved later, are merged.
+    None: all keys."""
 
 
 def collapse_units(units: Sequence[Collapsing]) -> list[Effect]:
-    """Do several units, one after another. Contradicting changes or an unreadable file fail only their unit."""
+    """Process several units, one after another. If the changes of a unit contradict each other, or a file cannot be
+    read, only this unit fails."""
     effects = [_effect(unit) for unit in units]
     passed(FaultPoint.COLLAPSED)
     return effects
@@ -98,7 +104,7 @@ def _merged(unit: Collapsing, write: Write) -> Effect:
 
 
 def _events(unit: Collapsing) -> pa.Table:
-    """All events of the unit. For a divided unit, the column ARRIVES marks the new halves of key changes."""
+    """All events of the unit. For a divided unit, the column ARRIVES marks the events from ``arrivals``."""
     events = read_events(unit.table, unit.files, unit.span) if unit.files else _none(unit)
     if not unit.divided:
         return events
@@ -108,7 +114,7 @@ def _events(unit: Collapsing) -> pa.Table:
 
 
 def _write(file: DataFile, target: MergeTarget, rows: pa.Table) -> None:
-    """Append rows to a file of the mirror. A column that the changes lack is NULL."""
+    """Append rows to a file of the mirror. Columns of the mirror that the rows lack are NULL."""
     for name, held in zip(target.names, target.schema, strict=True):
         if name not in rows.column_names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, held.type))
@@ -132,11 +138,11 @@ def read_events(table: Table, files: Sequence[Location], span: LsnRange, names: 
 
 @dataclass(frozen=True)
 class PendingChanges:
-    """The files of a feed that hold changes in ``span``."""
+    """The files of a feed that have changes in ``span``, the range that the mirror has not applied yet."""
 
     layout: Layout
     part: FeedPart
-    """The feed's part, reduced to these files."""
+    """The feed's part, with only these files."""
     span: LsnRange
 
     @classmethod
@@ -159,13 +165,14 @@ class PendingChanges:
 
     @property
     def whole(self) -> bool:
-        """Whether all rows of the files are inside the span."""
+        """Whether all changes in the files are inside the span."""
         bounds = [bound for file in self.files for bound in (file.facts.commit_min, file.facts.commit_max)]
         return all(self.span.holds_commit(bound) for bound in bounds)
 
     @cached_property
     def _truncated(self) -> tuple[str | None, ...]:
-        """The leaves that are truncated in the span. None in the tuple means that the whole table is truncated."""
+        """The leaf partitions that were truncated in the span. An entry None means that the whole table was
+        truncated."""
         if not self.part.truncates:
             return ()
         names = [OP, COMMIT_LSN, *([LEAF] if self.table.partitioned else [])]
@@ -187,8 +194,9 @@ class PendingChanges:
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
 
     def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
-        """Divide the work by bucket of keys. Returns one unit for all keys if a bucket would need events that its rows
-        have under keys of another bucket. ``together``: a unit needs both halves of each key change."""
+        """Divide the work into units, one for each bucket of keys. Returns one unit for all keys if a bucket cannot be
+        merged alone: leaves were truncated, files have keys of several buckets, or values of a row must be taken from
+        events under another key. ``together``: both halves of each key change must be in one unit."""
         size = sum(file.size for file in self.files)
         unit = Collapsing(
             self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves, bytes=size
@@ -205,8 +213,8 @@ class PendingChanges:
 
     @property
     def _halves_stand_alone(self) -> bool:
-        """Whether all new halves of key changes are in files of their own, and contain every value, so that no value
-        must be taken from the old row."""
+        """Whether all new halves of key changes are in separate files, and have all values, so that no value must be
+        taken from the row under the old key."""
         arrivals = [file.facts for file in self.files if file.facts.arrivals]
         return sum(facts.rows for facts in arrivals) == self.part.key_changes and not any(f.masked for f in arrivals)
 
@@ -222,6 +230,6 @@ class PendingChanges:
 
 
 def _of_any_key(file: FeedFile) -> bool:
-    """Whether the file is not limited to one bucket of keys. A file with only truncates returns False, because every
-    bucket reads the truncates anyway."""
+    """Whether the file has changes of several buckets of keys. False for a file with only truncates, because every
+    bucket's unit reads such a file."""
     return file.facts.bucket is None and bool(file.facts.counts.keys() - {TRUNCATE})

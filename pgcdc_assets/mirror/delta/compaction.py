@@ -1,9 +1,9 @@
 """Rewrites files of mirrors without a change of rows or position: during sync, and by ``pgcdc maintain`` (OPTIMIZE).
 
-Each turn of a sync (one apply) leaves a small file in each mirror that changed. Many small files are merged into one,
-so that a turn's cost does not grow with the number of turns. Each turn also rewrites the whole deletion vector of every
-file in which it deletes rows. So a large file with many deleted rows is rewritten without these rows, one file at a
-time. Files of medium size are left to ``pgcdc maintain``, which merges files for readers.
+Each turn of a sync (one apply) leaves a small file in each mirror that changed. During sync, many small files are
+merged into one, so that a turn's cost does not grow with the number of turns. Each turn also rewrites the whole
+deletion vector of every file in which it deletes rows. So during sync, a large file with many deleted rows is rewritten
+without these rows, one file at a time. Files of medium size slow down only readers: ``pgcdc maintain`` merges them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TURN_SMALL_BYTES: Final = 4 << 20
-"""Files smaller than this may be rewritten during sync."""
+"""Files smaller than this may be merged during sync."""
 FILE_BYTES: Final = 128 << 20
-"""The target size of a file, as in a copy. Files of one gigabyte, Delta's default, would be rewritten too often."""
+"""The target size of a file of OPTIMIZE, as in a copy. With Delta's default of one gigabyte, few deleted rows per file
+would cause large rewrites."""
 SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
-"""OPTIMIZE does not merge this many small files or fewer: each costs a reader a millisecond."""
+"""OPTIMIZE runs if a mirror has more small files than this. A small file costs a reader only about a millisecond."""
 DELETED_SHARE: Final = 5
-"""OPTIMIZE runs if at least one in this many rows, and at least FEWEST_DELETED rows, are deleted in the files."""
+"""OPTIMIZE also runs if a mirror's files have at least FEWEST_DELETED deleted rows, and these are at least one in this
+many of all rows."""
 FEWEST_DELETED: Final = 100_000
 
 
@@ -46,17 +48,19 @@ class Compaction:
     """The limits at which files of a mirror are rewritten during sync."""
 
     look_every: int = 10
-    """Versions of a mirror between two checks of its files. Each version adds a small file, and deleted rows."""
+    """Versions of a mirror between two checks of its files. Each version may add a small file, and deleted rows."""
     most_small: int = 32
-    """This many small files or fewer are not merged: opening a file costs an apply less than a millisecond."""
+    """Small files are merged if a mirror has more of them than this. Opening a file costs an apply less than a
+    millisecond."""
     worn_share: int = 32
-    """A file is worn if at least one in this many of its rows is deleted. Every turn writes the deletion vector again,
-    at two bytes for each deleted row."""
+    """A file is worn if at least one in this many of its rows is deleted. Each turn that deletes rows of a file writes
+    its deletion vector again, with about two bytes for each deleted row."""
     fewest_worn: int = 10_000
     """A file with fewer deleted rows is not worn."""
 
     def worth_rewriting(self, live: Sequence[Added]) -> tuple[Added, ...]:
-        """The files to rewrite as one now: all small files if there are many, else the most worn file; often none."""
+        """The files to rewrite as one file now: all small files if there are many, otherwise the file with the most
+        deleted rows if it is worn. Empty if neither is worth a rewrite."""
         return self.small_files(live) or self.worn_file(live)
 
     def small_files(self, live: Sequence[Added]) -> tuple[Added, ...]:
@@ -77,19 +81,21 @@ class Compacted:
     """The result of rewriting a mirror's files. ``failure``: why a file could not be read."""
 
     reports: tuple[FileReport, ...] = ()
-    """The new file; empty if the old files have no live rows."""
+    """The new file; empty if all rows of the old files are deleted."""
     failure: str | None = None
 
 
 def compact_mirror(target: MergeTarget) -> Compacted:
-    """Write the rows of the target's files to one new file. An unreadable file fails only this mirror's compaction."""
+    """Write the live rows of the target's files to one new file. If a file cannot be read, only this mirror's rewrite
+    fails. Runs in a Spark task."""
     with contained() as failed:
         return Compacted(compact_file(target))
     return Compacted(failure=failed.told)
 
 
 def compact_file(target: MergeTarget) -> tuple[FileReport, ...]:
-    """Write the live rows of the target's files to one file, if there are any. Runs in a Spark task."""
+    """Write the live rows (rows that no deletion vector deletes) of the target's files to one file, if there are
+    any."""
     with DataFile(target.folder, target.schema) as file:
         for rows in gathered(group.read(target.names).filter(pa.array(group.alive)) for group in target.groups({})):
             file.write(rows.columns)
@@ -101,8 +107,8 @@ def compact_file(target: MergeTarget) -> tuple[FileReport, ...]:
 def compact_applied(
     spark: SparkSession, mirrors: Mirrors, compaction: Compaction, done: Sequence[Applied]
 ) -> list[Applied]:
-    """Rewrites files of the mirrors in ``done`` that have many small files, or a file with many deleted rows. Returns
-    ``done`` with the new versions."""
+    """Rewrite files of the mirrors in ``done``, the results of an apply, that have many small files, or a file with
+    many deleted rows. Returns ``done`` with the new versions. A table whose files cannot be read is set aside."""
     outcomes = {result.table.name: result for result in done}
     works: list[tuple[Applied, DeltaVersion, tuple[Added, ...]]] = []
     targets: list[MergeTarget] = []
@@ -119,7 +125,8 @@ def compact_applied(
 
 
 def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added], made: Compacted) -> Applied:
-    """Commit the new file in place of the old files. If another commit came first, a later check tries again."""
+    """Commit the new file in place of the old files. If another writer's commit came first, nothing is replaced, and a
+    later check tries again."""
     if made.failure is not None:
         return replace(result, set_aside=(result.replay_lsn, made.failure))
     with contained() as failed:
@@ -133,7 +140,7 @@ def _with_compacted(result: Applied, delta: DeltaVersion, files: Sequence[Added]
 
 
 def worth_optimizing(live: Sequence[Added]) -> bool:
-    """Whether readers gain from OPTIMIZE: many small files, or many deleted rows that are still in the files."""
+    """Whether OPTIMIZE helps readers: the mirror has many small files, or its files have many deleted rows."""
     small = sum(file.size < SMALL_BYTES for file in live)
     deleted, rows = sum(file.deleted for file in live), sum(file.rows or 0 for file in live)
     return small > MOST_SMALL or (deleted >= FEWEST_DELETED and deleted * DELETED_SHARE >= rows)
@@ -157,8 +164,8 @@ def optimize(session: SparkSession, mirror: Mirror, table: Table) -> int:
 
 
 def worth_merging(live: Sequence[Added]) -> list[list[Added]]:
-    """Groups of files, each to be written as one file: small files, and files with many deleted rows. A group may be
-    one file."""
+    """The files that OPTIMIZE rewrites: small files, and files with many deleted rows. Each group becomes one file. A
+    group may have only one file, if many of its rows are deleted."""
     chosen = [file for file in live if file.rows is not None and (file.size < SMALL_BYTES or _many_gone(file))]
     groups: list[list[Added]] = []
     size = float(FILE_BYTES)

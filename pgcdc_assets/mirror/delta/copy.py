@@ -1,6 +1,6 @@
-"""Snapshot copies: parallel tasks run PostgreSQL's COPY and write files of the mirrors; one commit per table follows.
-The commit that adds the rows also records ``snapshot_lsn``, so a mirror always holds a complete copy or no copy. A new
-copy overwrites the mirror in one commit, which also changes its columns if they have changed."""
+"""Snapshot copies: parallel Spark tasks run PostgreSQL's COPY, and write files of the mirrors. Then each table gets one
+commit, which adds the rows and records the snapshot's LSN. So a mirror never holds a part of a copy. If the mirror
+exists, the commit replaces its rows, and also its columns if they have changed."""
 
 from __future__ import annotations
 
@@ -53,28 +53,29 @@ if TYPE_CHECKING:
 
 LARGEST_PIECE: Final = 128 << 20
 SMALLEST_PIECE: Final = 4 << 20
-"""The smallest piece of a table, in bytes on the source's disk. A smaller piece takes less time than its connection and
-file."""
+"""The smallest piece of a table, in bytes on the source's disk. For a smaller piece, a connection and a file would cost
+more time than the rows."""
 PIECES_PER_CORE: Final = 4
-"""Pieces for each core. With several pieces, the last piece, which is copied alone, takes little of the whole time."""
+"""How many pieces each core copies, if there is enough data. The more pieces, the shorter is the time at the end in
+which some cores have no piece left."""
 TABLES_PER_JOB: Final = 10
 """Up to this many small tables share a job, and so the cost of a connection. They are committed after the job."""
 JOBS: Final = 2
-"""The least number of Spark jobs that run at a time. While the last tasks of one job leave cores idle, the next job
-uses these cores, and its mirrors are created."""
+"""The least number of Spark jobs that run at a time. When the last tasks of a job leave cores idle, the next job uses
+these cores."""
 
 
 def copy_tables(
     session: SparkSession, conninfo: str, tables: Sequence[Table], mirrors: Mirrors, snapshot: Snapshot,
     on_table: Callable[[CopyReport], None], retention: timedelta = timedelta(0), count: CopyCount | None = None,
 ) -> Failures:  # fmt: skip
-    """Copy the tables as the snapshot shows them; ``on_table`` is called for each table after its commit, in this
-    thread.
+    """Copy the tables as the snapshot shows them. ``on_table`` is called for each table after its commit, in the
+    calling thread.
 
     A failure of one table does not prevent the commits of the other tables. Returns which tables failed, and why:
-    CopyOutdated and CopyBlocked if another session altered or locked a table during the copy, IdentityMismatch if a
-    mirror's folder holds a table of another owner. ``retention``: how long the mirrors' versions are promised to
-    readers. ``count`` is updated while the tasks run.
+    CopyOutdated or CopyBlocked if another session altered or locked the table during the copy, IdentityMismatch if the
+    folder for the mirror has a Delta table of another owner. ``retention``: how long consistent points must stay
+    readable, for the properties of new mirrors. ``count`` is updated while the tasks run.
     """
     copier = _Copier(session, conninfo, mirrors, snapshot, retention)
     jobs, failures = copier.jobs(tables)
@@ -106,7 +107,7 @@ def _in_parallel(
             for future in done:
                 yield future.result()
     finally:
-        # A later copy, after a failure, may create the same mirrors. So wait until all jobs of this copy have ended.
+        # After a failure, a later copy may write to the same mirrors. So wait until all jobs of this copy have ended.
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -123,13 +124,15 @@ class _Copier:
         self._rows, self._bytes = TaskSum(session, rows_written), TaskSum(session, bytes_read)
 
     def read(self) -> tuple[int, int]:
-        """Rows and bytes that the tasks have read. A task that Spark repeats may be counted twice."""
+        """How many rows the tasks have read, and how many bytes of the tables on the source's disk. A task that Spark
+        repeats may be counted twice."""
         return self._rows.value, self._bytes.value
 
     # Planning -------------------------------------------------------------------------------------
 
     def jobs(self, tables: Sequence[Table]) -> tuple[list[list[CopyTask]], Failures]:
-        """Plan Spark jobs, largest tables first. Each piece of a large table has a task; small tables share tasks."""
+        """Plan the Spark jobs, largest tables first. A large table has its own job, with a task for each piece. Small
+        tables share a job of one task. Also returns the tables that cannot be copied."""
         with connect(self._conninfo, application_name=f"{APPLICATION}/snapshot") as conn:
             cut, failures = self._cut(conn, tables)
         sizes = {name: sum(piece.bytes_estimate for piece in found) for name, found in cut.items()}
@@ -244,8 +247,8 @@ def _pieces(
 
 
 def _packed(small: Sequence[CopyPart], sizes: dict[TableName, int]) -> Iterator[list[CopyPart]]:
-    """Group small tables into shares of about the smallest piece's size. A share has few tables, because their commits
-    are made one after another."""
+    """Group small tables until a group has about the size of the smallest piece. A group has at most TABLES_PER_JOB
+    tables, because their commits are made one after another."""
     share: list[CopyPart] = []
     size = 0
     for table, cut in small:

@@ -1,5 +1,6 @@
-"""A task of a copy: reads pieces of tables from the source, converts the CSV, and writes files of the mirrors. Imported
-by Spark's workers, so it must not import Spark."""
+"""A Spark task of a copy: reads pieces of tables from the source by COPY, converts the CSV, and writes files of the
+mirrors. A piece is a range of a table's pages, or a whole table. Imported by Spark's workers, so it must not import
+Spark."""
 
 from __future__ import annotations
 
@@ -30,19 +31,21 @@ from pgcdc_assets.source.snapshot.pieces import Piece
 from pgcdc_assets.source.snapshot.reading import Interrupted, copy_blocks, read_whole
 
 BLOCK_BYTES: Final = 8 << 20
-"""Bytes of CSV that a task converts at a time: a row group of its file. Limits the task's memory to about 100 MB."""
+"""Bytes of CSV that a task converts at a time, and writes as one row group. This limits the task's memory to about
+100 MB."""
 
 
 @dataclass(frozen=True)
 class CopyTarget:
-    """Where the files of one table are written, and the columns under the names that the files use."""
+    """Where the files of one table are written. ``schema``: the columns, under the names that the files use.
+    ``commit_lsn``: the LSN of the snapshot, which all rows get."""
 
     table: Table
     folder: Location
     schema: pa.Schema
     commit_lsn: int
     columns: Columns | None = None
-    """The table's new columns, if the commit changes its columns."""
+    """The mirror's new columns, if the copy changes them; otherwise None."""
 
     @property
     def reader(self) -> BlockReader:
@@ -50,7 +53,7 @@ class CopyTarget:
 
 
 CopyPart = tuple[Table, tuple[Piece, ...]]
-"""A table and some pieces of it. There are no pieces if a partitioned table has no partition."""
+"""A table and some of its pieces. A partitioned table without partitions has no pieces."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def _copy_part(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[P
         passed(FaultPoint.PIECE_COPIED)
         return WrittenPart(target.table.name, report, bytes_estimate=sum(piece.bytes_estimate for piece in cut))
     except MachineError:
-        # This error concerns all tables, perhaps only on this machine: the caller adds the machine's name.
+        # This error concerns all tables, but perhaps only on this machine of the cluster. The caller adds the machine's
+        # name.
         raise
     except Exception as error:
         if (failure := copy_failure(target.table.name, error)) is None:
@@ -114,8 +118,8 @@ def copy_failure(name: TableName, error: Exception) -> PgcdcError | None:
 
 
 def _file(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[Piece]) -> FileReport | None:
-    """Read the pieces and write their rows to one file. If the reading is interrupted, the file is deleted, because the
-    caller reads the pieces again."""
+    """Read the pieces, and write their rows to one file. If the connection is interrupted, the file is deleted, and the
+    caller reads all pieces again."""
     reader = target.reader
     with DataFile(target.folder, target.schema) as file:
         try:
@@ -131,8 +135,8 @@ def _file(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[Piece]
 
 @dataclass(frozen=True)
 class BlockReader:
-    """Converts blocks of CSV to rows of a mirror. ``commit_lsn`` of all rows is the copy's consistent point, because
-    the transactions that wrote the rows are not known."""
+    """Converts blocks of CSV to rows of a mirror. All rows get the snapshot's LSN as ``commit_lsn``, because it is not
+    known which transactions wrote them."""
 
     table: Table
     own: tuple[str, ...]
@@ -142,7 +146,8 @@ class BlockReader:
     def columns(
         self, block: bytes, leaf: TableName | None, encoding: Encoding = UTF8
     ) -> list[pa.Array | pa.ChunkedArray]:  # fmt: skip
-        """A block's rows in the mirror's column order. ProtocolError for a value that is not text in its encoding."""
+        """A block's rows, as columns in the mirror's order. ProtocolError for a value that is not text in
+        ``encoding``."""
         names = [column.name for column in self.table.columns]
         fields, rows = self._fields(block)
         text = [self._text(fields, place, encoding) for place in range(len(fields))]
@@ -168,7 +173,8 @@ class BlockReader:
                                 thing=f"copy of {self.table.name}") from None  # fmt: skip
 
     def _fields(self, block: bytes) -> tuple[list[pa.BinaryArray], int]:
-        """The CSV as columns of bytes. An empty field without quotes is NULL. With quotes, it is an empty string."""
+        """The CSV as columns of bytes, and the number of rows. An empty field without quotes is NULL; with quotes, it
+        is an empty string."""
         places = [str(place) for place in range(len(self.table.columns))]
         if not places:
             # The rows of a table without columns are empty lines.
@@ -186,6 +192,6 @@ class BlockReader:
                 ),
             )
         except pa.ArrowInvalid:
-            # Arrow's message quotes the row.
+            # Arrow's message is left out, because it contains the row.
             raise ProtocolError("sent rows that are not valid CSV", thing=f"copy of {self.table.name}") from None
         return [whole(column) for column in table.columns], table.num_rows

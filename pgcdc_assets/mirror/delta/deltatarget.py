@@ -1,6 +1,6 @@
-"""Mirrors as Delta tables: implements the contract of :mod:`pgcdc_assets.mirror.target`. A mirror's position is the
-application transaction of the Delta commit that adds the rows. A version is the version of the Delta table. Durable
-means synced to disk (:mod:`pgcdc_assets.mirror.delta.durability`). Points: :mod:`pgcdc_assets.points`."""
+"""Mirrors as Delta tables: implements the contract of :mod:`pgcdc_assets.mirror.target`. A mirror's position is stored
+as a Delta app transaction (action ``txn``), in the commit that changes the rows. The contract's version is the version
+of the Delta table. Durable means synced to disk (:mod:`pgcdc_assets.mirror.delta.durability`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class DeltaTarget:
-    """The mirrors of a lake. ``retention``: how long versions are promised to readers."""
+    """The mirrors of a lake. ``retention``: how long consistent points must stay readable."""
 
     compaction: ClassVar[Compaction] = COMPACTION
 
@@ -86,7 +86,8 @@ class DeltaTarget:
                            count)  # fmt: skip
 
     def cancel_copies(self) -> None:
-        """Cancels all Spark jobs. No apply is among them, because the run's thread both applies and makes this call."""
+        """Cancels all Spark jobs. This includes no apply: the run's thread makes this call, and so applies nothing at
+        this time."""
         if self._spark.started is not None:
             cancel_jobs(self._spark.started)
 
@@ -123,7 +124,8 @@ class DeltaTarget:
         place = self._mirrors.open(table.name)
         others = place.snapshot_lsn == position and place.oid != table.oid
         if others and place.effective_replay_lsn(self._points) != position:
-            # Otherwise a later run would take the position of the other table's copy for this table's position.
+            # The position of changes applied to the other table's copy is stored under the LSN of that copy. A rename
+            # to the same LSN would inherit this position.
             raise LakeError(
                 f"has a copy of another table as of {position}, to which changes were applied",
                 thing=f"mirror {place.name}",
@@ -161,7 +163,7 @@ class DeltaTarget:
         mirror = self._mirrors.open(name)
         if not mirror.exists or not unchanged_since(mirror, published):
             return False
-        # This comes before any new version is committed, because points of the last days name the current version.
+        # The present version is protected before a new version is committed, because older points may name it.
         keep_readable(mirror)
         keep_promised(mirror, self._retention)
         files = mirror.delta.files if mirror.delta else ()

@@ -1,11 +1,10 @@
-"""Makes versions of the mirrors durable ("settles" them), and reads the position that each version itself records. A
-consistent point names only settled versions. All tables are settled together, once per turn (one apply of the log). For
-our own commits, it syncs only the file names, because the content of the files is already durable. For commits of other
-writers among these versions, it syncs names and content.
+"""Makes versions of mirrors durable ("settles" them). A consistent point names only settled versions. All tables are
+settled together, once per turn. The content of the files of our own commits is already durable, so only the folders,
+which contain their names, are synced. For commits of other writers, the content is synced too.
 
-It also finds the commits by which another writer changed rows of a mirror. Comments, properties, columns that another
-writer adds, OPTIMIZE and VACUUM change no row. Any other commit by another writer may make the mirror differ from the
-source, although the mirror's LSN does not change. Such a table is reported until it is copied again."""
+This module also finds the commits by which another writer changed rows of a mirror. Comments, properties, columns that
+another writer adds, OPTIMIZE and VACUUM change no row. Any other commit by another writer may make the mirror differ
+from the source, although the mirror's LSN does not change. Such a table is reported until it is copied again."""
 
 from __future__ import annotations
 
@@ -42,12 +41,13 @@ class DurableVersions:
         self._owner = owner
         self._settled: dict[TableName, _Settled] = {}
         self.changed: dict[TableName, str] = {}
-        """Mirrors whose rows another writer changed since their copy, with a description of the change, as far as this
-        run has read the mirrors' commits."""
+        """The mirrors whose rows another writer has changed since their copy, with a description of the change. Newer
+        commits are read by the next :meth:`settle`."""
 
     def recover(self, names: Iterable[TableName], points: ConsistentPoints) -> dict[TableName, tuple[str, ...]]:
-        """Move away the incomplete files that a power cut left in these mirrors' logs, and settle what remains. Returns
-        the names of the moved files, by table. Called once, before anything reads the mirrors."""
+        """Rename the incomplete files that a power cut left in these mirrors' Delta logs, and make the remaining
+        versions durable. Returns the old names of the files, by table. Called once, before anything reads the
+        mirrors."""
         aside: dict[TableName, tuple[str, ...]] = {}
         for name in names:
             listing = points.listing(name)
@@ -70,7 +70,7 @@ class DurableVersions:
         for name, number in moved.items():
             folder, before = self._layout.mirror(name), self._settled.get(name, _Settled(-1, {}))
             if before.number > number:
-                # The mirror was moved away and created again.
+                # The mirror was moved away and created again, with lower numbers.
                 before = _Settled(-1, {})
             commits = {one: commit_actions(folder / DELTA_LOG, one) for one in range(before.number + 1, number + 1)}
             contents += foreign_files(folder, commits)
@@ -83,7 +83,7 @@ class DurableVersions:
         return {name: self._position(name) for name in versions}
 
     def forget(self, name: TableName) -> None:
-        """Forget a deleted mirror, because another mirror may be created in its place."""
+        """Forget what is known of a deleted mirror, because another mirror may be created in its place."""
         self._settled.pop(name, None)
         self.changed.pop(name, None)
 
@@ -108,13 +108,14 @@ def _positions(commits: Mapping[int, list[Action]]) -> dict[str, int]:
 
 
 _SPARK: Final = "Apache-Spark"
-"""The engine that reads INT96 timestamps exactly. Other engines may read nanoseconds, and then write wrong values."""
+"""The engine that reads INT96 timestamps exactly. Other engines may convert them to nanoseconds, so that an OPTIMIZE by
+them writes wrong values."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a sequence of commits did to a mirror. ``copied``: whether it contains a snapshot copy. ``change``: the
-    first change of rows by another writer after the last copy."""
+    """What some consecutive commits did to a mirror. ``copied``: whether one of them is a snapshot copy. ``change``:
+    the first change of rows by another writer after the last copy, as text."""
 
     copied: bool = False
     change: str | None = None
@@ -136,7 +137,8 @@ def seen(folder: Location, owner: str, commits: Mapping[int, Sequence[Action]]) 
 
 
 def change_since(folder: Location, owner: str, version: int) -> str | None:
-    """The first change of rows by another writer after a published version. LakeError if a commit is damaged."""
+    """The first change of rows by another writer after ``version``, as text; None if there is none. LakeError if a
+    commit is damaged."""
     commits: dict[int, Sequence[Action]] = {}
     number = version + 1
     while (actions := commit_if_there(folder / DELTA_LOG, number)) is not None:
@@ -150,7 +152,8 @@ def _changes_rows(folder: Location, actions: Sequence[Action]) -> bool:
     removed = [action["remove"] for action in actions if "remove" in action]
     if any(one.get("dataChange", True) for one in [*added, *removed]):
         return True
-    # The commit says that it only moves rows to other files. This may be wrong, so the row counts are compared.
+    # The commit claims that it only moves rows to other files (`dataChange` is false). This may be wrong, so the row
+    # counts of the removed and the added files are compared.
     before, after = ([_file(folder, one) for one in some] for some in (removed, added))
     if None not in before and None not in after and _rows(before) != _rows(after):
         return True
@@ -167,8 +170,8 @@ class _File:
 
 
 def _file(folder: Location, action: dict[str, Any]) -> _File | None:
-    """The file of an add or remove action. None if it cannot be read: it was deleted, or its next reader reports the
-    error."""
+    """What the footer of an added or removed file shows. None if the file cannot be read, for example because it was
+    deleted."""
     try:
         with opened_parquet(folder / unquote(action["path"])) as file:
             footer = file.metadata

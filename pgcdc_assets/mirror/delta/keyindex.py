@@ -1,6 +1,7 @@
-"""Finds the rows of a target whose key is in a merge source. Key columns are compared one after the other, so the
-second column is compared only in rows where the first matches. Values compare as in PostgreSQL's keys, except that 0
-and -0 are equal. A value that does not fit its Arrow type is NULL, and is identified by its text in ``_pgcdc_raw``."""
+"""Finds the rows of a target (a mirror) whose key is in a merge source (the net changes of a turn). Key columns are
+compared one after another, so the second column is compared only in rows where the first column matches. Values are
+compared exactly, but 0 and -0 are equal, as in PostgreSQL. A key value that does not fit its Arrow type is NULL there,
+and is compared by its text in ``_pgcdc_raw``."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from pgcdc_assets.mirror.net.neteffect import raw_texts
 
 
 class KeyIndex:
-    """An index of the keys of some rows. No two rows have the same key."""
+    """An index of some rows by key. No two of the rows may have the same key."""
 
     def __init__(self, rows: pa.Table, keys: Sequence[FeedColumn]) -> None:
         """``rows`` has the columns ``keys`` and ``_pgcdc_raw``."""
@@ -38,7 +39,8 @@ class KeyIndex:
         return [*(step.column.name for step in self._steps if not step.text), *texts]
 
     def find(self, target: pa.Table) -> tuple[Ints, Ints]:
-        """Pairs of row numbers: in ``target``, and in the indexed rows. A NULL matches a NULL."""
+        """The rows of ``target`` whose key is in the index. Returns two arrays of equal length: the row numbers in
+        ``target``, and for each the number of the indexed row with this key. NULL is equal to NULL."""
         at = np.arange(target.num_rows if self._steps else 0, dtype=np.int64)
         number = np.zeros(len(at), dtype=np.int64)
         for step in self._steps:
@@ -49,14 +51,14 @@ class KeyIndex:
 
 @dataclass
 class _Step:
-    """One step of the comparison: a key column, or the column's texts in ``_pgcdc_raw``. Gives each distinct pair
-    (row's number from the preceding steps, value) a number from 0, without gaps."""
+    """One step of the comparison: a key column, or the column's texts in ``_pgcdc_raw``. The steps number the distinct
+    keys: each step numbers the distinct pairs of (number from the step before, value), from 0 without gaps."""
 
     column: FeedColumn
     text: bool
 
     def number(self, rows: pa.Table, before: Ints) -> Ints:
-        """Number the indexed rows for :meth:`found`. ``before``: the rows' numbers from the preceding steps."""
+        """Number the indexed rows. ``before``: their numbers from the step before."""
         values = self._values(rows)
         self._spelling = _Spelling(values) if pa.types.is_list(values.type) else None
         values = self._comparable(values)
@@ -66,8 +68,8 @@ class _Step:
         return numbers.astype(np.int64)
 
     def found(self, target: pa.Table, at: Ints, before: Ints) -> tuple[Ints, Ints]:
-        """Finds the rows ``at`` of ``target`` that match in this step. Returns their indexes in ``at``, and for each
-        match its number among the distinct pairs. ``before``: each row's number from the preceding steps."""
+        """Find the rows, among the rows ``at`` of ``target``, that match an indexed row in this step. Returns their
+        indexes in ``at``, and their numbers. ``before``: the numbers of the rows ``at`` from the step before."""
         values = self._values(target)
         if len(at) < target.num_rows:
             values = values.take(pa.array(at))
@@ -95,7 +97,7 @@ class _Spelling:
     """Converts lists to texts, because Arrow does not compare lists. Equal lists get equal texts."""
 
     def __init__(self, lists: pa.ListArray) -> None:
-        """Store the distinct elements of ``lists``. In :meth:`of`, any other element is written as ``?``."""
+        """``lists``: the indexed values. :meth:`of` writes any element that they do not contain as ``?``."""
         items = lists.flatten()
         self._inner = _Spelling(items) if pa.types.is_list(items.type) else None
         self._letters = pc.unique(self._comparable(items))

@@ -1,4 +1,4 @@
-"""Removes a lake from its folder, which may also hold files of other owners."""
+"""Removes a lake from its folder, which may also contain files that pgcdc did not write."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from pgcdc_assets.store import storage
 
 
 def remove_lake(layout: Layout) -> list[str]:
-    """Delete the mirrors and this project's own folder, then the lake's folder if it is empty. Returns the files that
-    were left because pgcdc did not write them. Raises MachineError if a file of pgcdc could not be deleted."""
+    """Delete the mirrors and pgcdc's own folder in the lake, then the lake's folder if it is empty. Returns the names
+    of the files that stay, because pgcdc did not write them. Raises MachineError if a file of pgcdc could not be
+    deleted."""
     mirrors = list(_mirrors(layout))
     with suppress(OSError):
         for folder in mirrors:
@@ -30,13 +31,14 @@ def remove_lake(layout: Layout) -> list[str]:
     ours = tuple(f"{folder.text.removeprefix(layout.root.text).lstrip('/')}/" for folder in (layout.own, *mirrors))
     if any(name.startswith(ours) for name in left):
         raise MachineError("could not be removed completely", thing=f"lake {layout.root}",
-                           do="remove the rest of the folder as its owner")  # fmt: skip
+                           do="delete the rest of the folder as the user who owns it")  # fmt: skip
     return sorted(left)
 
 
 def _mirrors(layout: Layout) -> Iterator[Location]:
-    """The folders of our mirrors. They are found by their Delta logs, or by the stored table states if a log is
-    damaged. Also deletes files that copies have written for tables that have no Delta log yet."""
+    """The folders of our mirrors. A mirror is recognized by its Delta log. If the log is damaged, the stored states of
+    tables show whether the folder is a mirror. Also deletes the files of unfinished copies, whose tables have no Delta
+    log yet."""
     known: set[Location] = set()
     with suppress(PgcdcError, OSError, *MALFORMED):
         known = {layout.mirror(name) for name in TableStates(layout).all()}

@@ -29,18 +29,18 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store import storage
 
 IDENTITY: Final = "pgcdc.identity"
-"""Table property: the identity of the stream whose changes are applied to the mirror."""
+"""Table property: the source and slot (:meth:`Identity.app_id`) whose changes are applied to the mirror."""
 SOURCE_TABLE: Final = "pgcdc.table"
 SOURCE_OID: Final = "pgcdc.oid"
-"""Table property: the OID of the source table whose rows the mirror has. That table may have another name now."""
+"""Table property: the OID of the source table whose rows the mirror has. The source table may have another name now."""
 STRUCTURE: Final = "pgcdc.structure"
-"""Table property: the table's name and structure after the mirror's last structure change or rename, and the LSN of the
-copy that was changed."""
+"""Table property: name and structure of the source table after the mirror's last change of structure or name, and the
+LSN of the copy that was changed. A mirror that was only copied lacks this property, or has it with another LSN."""
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
-    # `pgcdc maintain` deletes by versions, not by time: it keeps the versions that readers of older consistent points
-    # need. These properties protect the files from a VACUUM by another writer.
+    # pgcdc itself keeps the versions that consistent points name, however old they are. These properties protect their
+    # files from a VACUUM by another writer.
     **retention_properties(timedelta(days=7)),
     "delta.checkpointInterval": "50",
     "delta.autoOptimize.autoCompact": "false",
@@ -56,42 +56,44 @@ def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
 
 
 def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str, str], root: Location) -> None:
-    """Create an empty mirror. The mirror and its folders, up to the lake's ``root``, are durable when this returns."""
+    """Create a mirror without rows. It is durable when this returns, with its folders up to the lake's ``root``."""
     if open_delta(path) is None:
         clear_unfinished(path)
     create_table(path, schema.columns(), {**PROPERTIES, **properties}, {}, root)
 
 
 def clear_unfinished(path: Location) -> None:
-    """Delete a Delta log whose creator died before its first commit, and the data files of a copy whose Delta log a
-    power cut destroyed. LakeError if the folder has files with other names, which belong to another owner."""
+    """Prepare a folder for a new mirror: delete a Delta log without a first commit, and data files of an unfinished or
+    lost copy. LakeError if the folder has files with other names, which another program has written."""
     storage.delete_folder(path / DELTA_LOG)
     names = [entry.name for entry in storage.list_after(path)]
     storage.delete([path / name for name in names if OWN_NAME.fullmatch(name)])
     if others := [name for name in names if not OWN_NAME.fullmatch(name)]:
-        raise LakeError(f"has a file that is not part of a mirror: {others[0]}", thing=f"folder {path}",
-                        do="move it away")  # fmt: skip
+        raise LakeError(f"is needed for a mirror, but has a file of another program: {others[0]}",
+                        thing=f"folder {path}", do="move this file away")  # fmt: skip
 
 
 def own_position(positions: Mapping[str, int], owner: str, name: TableName) -> Lsn | None:
     """The position that a version of a mirror itself records; None if no copy was committed. ``positions``: the
-    version's application transactions. ``owner``: :meth:`Identity.app_id`. Each copy begins a new generation, which has
-    its own application id for applied changes. These changes have a position above the copy's position."""
+    version's Delta app transactions, by application id. ``owner``: :meth:`Identity.app_id`. The copy's position is
+    stored under one id. The position of applied changes is stored under an id that contains the copy's LSN, so that a
+    new copy makes it void."""
     snapshot = positions.get(f"{owner}/snapshot/{name.folder}")
     return None if snapshot is None else Lsn(max(snapshot, positions.get(f"{owner}/{snapshot:X}", snapshot)))
 
 
 @dataclass(frozen=True)
 class Mirrors:
-    """The mirrors of a lake, opened for one run of the sync or of another command. Delta logs stay open, so opening a
-    mirror again reads only new commits."""
+    """The mirrors of a lake, for one run of the sync or of another command. Their Delta logs are kept in memory, so
+    opening a mirror again reads only new commits."""
 
     layout: Layout
     identity: Identity
     _logs: OpenLogs = field(default_factory=OpenLogs)
 
     def open(self, name: TableName) -> Mirror:
-        """The mirror's newest version. IdentityMismatch if the folder belongs to another stream or another owner."""
+        """The mirror at its newest version. IdentityMismatch if the folder has a Delta table of another source, slot or
+        program, or the mirror of another table."""
         path, owner = self.layout.mirror(name), self.identity.app_id()
         table = self._logs.of(path).newest()
         if table is None:
@@ -108,12 +110,13 @@ class Mirrors:
             raise IdentityMismatch(
                 f"is the mirror of {other}: this file system does not distinguish its folder from that of {name}",
                 thing=f"Delta table {path}",
-                do="keep the lake on a case-sensitive file system, or exclude one of the two",
+                do="keep the lake on a case-sensitive file system, or exclude one of the two in the setting `tables`",
             )
         return Mirror(self, name, table)
 
     def forget(self, name: TableName) -> None:
-        """Close the Delta log of a mirror that is deleted or moved away. A new mirror may be created in its folder."""
+        """Forget the Delta log of a mirror that was deleted or moved away, because a new mirror may be created in its
+        folder."""
         self._logs.forget(self.layout.mirror(name))
 
 
@@ -180,7 +183,8 @@ class Mirror:
 
     @property
     def generation_app_id(self) -> str | None:
-        """The application id that records the position of changes applied since the copy. Each copy has a new id."""
+        """The application id under which the position of applied changes is stored (see :func:`own_position`); None if
+        no copy was committed."""
         return None if self.snapshot_lsn is None else self.identity.app_id(f"{self.snapshot_lsn:X}")
 
     @property
@@ -189,10 +193,12 @@ class Mirror:
         return None if self.delta is None else own_position(self.delta.positions, self.identity.app_id(), self.name)
 
     def effective_replay_lsn(self, points: ConsistentPoints) -> Lsn | None:
-        """The larger of :attr:`replay_lsn` and the LSN of the newest point that lists this copy of the table. That
-        point is ignored if it lists the previous copy, which is possible because turns continue while tables are
-        copied. The point is also ignored if its version of the mirror is at another position than the point says,
-        because another version had that number when the point was published."""
+        """The position of the mirror, including LSN ranges without changes, for which the mirror gets no commits. This
+        is the LSN of the newest point that lists this mirror, if it is above :attr:`replay_lsn`.
+
+        The point is ignored if its version of the mirror holds an earlier copy, because turns continue while tables are
+        copied. It is also ignored if this version is not at the position that the point records. Then a power cut has
+        destroyed the version that the point named, and another version has got its number."""
         listing = points.listing(self.name)
         if self.replay_lsn is None or listing is None or listing.replay_lsn <= self.replay_lsn:
             return self.replay_lsn
@@ -203,7 +209,8 @@ class Mirror:
 
     @property
     def followed(self) -> Table | None:
-        """The table whose name and structure the mirror's rows have; None if both are still those of the copy."""
+        """The source table with the name and structure that the mirror has; None if neither has changed since the
+        copy."""
         told = None if self.delta is None else self.delta.configuration.get(STRUCTURE)
         if told is None:
             return None
@@ -218,7 +225,8 @@ class Mirror:
         return None if told is None else int(told)
 
     def unlisted(self, points: ConsistentPoints) -> bool:
-        """See :attr:`Generation.unlisted`. The OID is compared too: two tables may have copies at the same position."""
+        """See :attr:`Generation.unlisted`. A point that lists this name lists this mirror only if copy and OID are the
+        same: two tables may have copies at the same LSN."""
         if self.followed is None:
             return False
         listing = points.listing(self.name)
@@ -235,7 +243,8 @@ class Mirror:
         return found == [(field.name, str(field.type)) for field in DeltaSchema.from_arrow(schema.arrow).fields]
 
     def physical(self, schema: MirrorSchema) -> pa.Schema:
-        """The columns under the names that the data files use. Files of a mapped table use other names, and ids."""
+        """The columns of ``schema`` under the names that the mirror's data files use. These differ from the columns'
+        names if the mirror uses column mapping. LakeError if the mirror lacks a column."""
         have = {field.name for field in self.existing.schema.fields}
         missing = [field.name for field in schema.arrow if field.name not in have]
         if missing:
@@ -245,10 +254,11 @@ class Mirror:
         return physical(schema.arrow, self.existing.schema)
 
     def target(self, table: Table, files: Sequence[Added] = ()) -> MergeTarget:
-        """The folder and columns that an apply writes to, and the files of the mirror that it reads."""
+        """What an apply needs: the mirror's folder, its columns, and the ``files`` to read."""
         schema = MirrorSchema.of(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
-        # An earlier run may have added columns to the mirror and died. Earlier changes have no value in these columns.
+        # The mirror may have more columns than the table here, because a run has added columns and died before it
+        # recorded them, or because another writer has added columns. They are NULL in the new rows.
         more = [field for field in self.existing.columns if field.name not in schema.arrow.names]
         whole = MirrorSchema(pa.schema([*schema.arrow, *more]))
         names = tuple(values.get(name, name) for name in whole.arrow.names)

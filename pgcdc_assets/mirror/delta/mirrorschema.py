@@ -1,4 +1,4 @@
-"""The metadata of mirrors: columns and comments. Also decides which tables cannot have a mirror."""
+"""The columns and comments of mirrors. Also decides which tables cannot have a mirror."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ OWN_COLUMNS: Final = frozenset((COMMIT_LSN, COMMIT_TS, RAW, LEAF, ROW, HASH))
 
 
 def needs_column_mapping(names: Sequence[str]) -> bool:
-    """Whether a column name requires column mapping. Mapping is used only if needed, because some readers lack it."""
+    """Whether a column name requires Delta's column mapping. Mapping is used only if it is needed, because some readers
+    do not support it."""
     return any(REFUSED.search(name) for name in names)
 
 
@@ -49,8 +50,8 @@ def refusal(table: Table) -> str | None:
 
 
 def _unread(table: Table) -> str | None:
-    """Finds a part of the table's definition, such as a name, that is not text in the source's encoding, so that a
-    mirror would state it wrongly. None if there is no such part."""
+    """A part of the table's definition, such as a name, that is not text in the source's encoding, so that the mirror
+    would have a wrong text. None if there is no such part."""
     if marked(str(table.name)):
         return "its name"
     for column in table.columns:
@@ -73,9 +74,9 @@ def way_back(name: TableName, *, refused: bool) -> str:
 
 @dataclass(frozen=True)
 class MirrorSchema:
-    """The columns of a mirror: the table's own columns with their exact names, then pgcdc's own. All columns are
-    nullable, even keys: delta-rs lets a NULL into a NOT NULL column, and readers then see a neighbouring row's
-    value."""
+    """The columns of a mirror: the table's columns with their exact names, then the columns that pgcdc adds. All
+    columns are nullable, even keys, because a value that does not fit its type is NULL. In a NOT NULL column, delta-rs
+    would accept such a NULL, and readers would see the value of a neighbouring row."""
 
     arrow: pa.Schema
 
@@ -98,8 +99,8 @@ class MirrorSchema:
 
 
 def own_fields(table: Table) -> list[pa.Field]:
-    """The columns that pgcdc adds: commit LSN and time, texts of values that do not fit, maybe partition and row
-    identity."""
+    """The columns that pgcdc adds: commit LSN and time, and the texts of values that do not fit their type. A
+    partitioned table also has the leaf partition, and a table without a key the identity and hash of the row."""
     fields = [pa.field(COMMIT_LSN, pa.int64()), pa.field(COMMIT_TS, pa.timestamp("us", "UTC")), pa.field(RAW, RAW_TYPE)]
     if table.partitioned:
         fields.append(pa.field(LEAF, pa.string()))
@@ -110,22 +111,23 @@ def own_fields(table: Table) -> list[pa.Field]:
 
 @dataclass(frozen=True)
 class Commented:
-    """The metadata of a mirror with the comments of its table, where readers of Delta look for them.
+    """The metadata of a mirror with the comments of its table.
 
-    A column's comment is the ``comment`` in the column's metadata; a table's comment is the table's description. A mark
-    (:data:`pgcdc_assets.delta.mapping.OURS`) in the column's metadata, or among the table's properties, shows that the
-    comment is from the source. Such a comment is removed when the source removes it. A comment by another writer stays
-    if the source has no comment there.
+    A column's comment is stored as ``comment`` in the column's metadata, the table's comment as the description of the
+    Delta table, because readers of Delta look there. If a comment comes from the source, the column's metadata or the
+    table's properties have the mark :data:`pgcdc_assets.delta.mapping.OURS`. Such a comment is removed when the source
+    removes it. A comment by another writer stays if the source has no comment in its place.
     """
 
     columns: Columns
     properties: Mapping[str, str]
     description: str | None
-    """None leaves the description as it is."""
+    """The description of the Delta table; None if it does not change."""
 
     @classmethod
     def of(cls, delta: DeltaVersion, table: Table, columns: Columns | None = None) -> Self:
-        """``columns``: columns that replace the mirror's. Comments of columns that the mirror lacks are skipped."""
+        """The metadata of version ``delta``, with the comments of ``table``. ``columns``: new columns that replace the
+        mirror's columns. Comments of columns that the mirror lacks are skipped."""
         held = stated(delta.metadata)
         same = {field["name"]: field["name"] for field in held.fields}
         left = Columns(held.fields, {}) if columns is None else columns.commented_as(held, same)

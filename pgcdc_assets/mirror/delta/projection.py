@@ -1,5 +1,5 @@
-"""The Spark task of a structure change: rewrites the rows of a mirror's files with the new columns. Imported by Spark's
-workers, so it must not import Spark."""
+"""The Spark task of a change of structure: writes the rows of a mirror's files to a new file, with the new columns.
+Imported by Spark's workers, so it must not import Spark."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Sourced:
-    """A column of the new rows. It has the values of the existing column ``held``, or one value for all rows."""
+    """A column of the new rows, with the source of its values: the mirror's present column ``held``; or, if ``held`` is
+    None, one value for all rows."""
 
     name: str
     type: pa.DataType
     """Name and type in the mirror."""
     held: str | None
     column: Column | None = None
-    """Set if all rows get the ``missing`` value of this PostgreSQL column."""
+    """The column in PostgreSQL. If ``held`` is None, all rows get its ``missing`` value: the value that PostgreSQL
+    shows in rows that are older than the column. None for a column that pgcdc or another writer has added."""
 
     @property
     def unchanged(self) -> bool:
@@ -43,7 +45,8 @@ class Sourced:
 
 @dataclass(frozen=True)
 class Projection:
-    """The live rows of some files, and their new columns."""
+    """One task: the files whose live rows (rows that no deletion vector deletes) are written again, and the new
+    columns."""
 
     held: MergeTarget
     """The files to read, and the mirror's names for their columns."""
@@ -51,11 +54,12 @@ class Projection:
     files: pa.Schema
     """The columns under the names that the new files use."""
     raw_names: Mapping[str, str | None] = field(default_factory=dict)
-    """Names that change in ``_pgcdc_raw``; None for the names of dropped columns."""
+    """The column names that change in ``_pgcdc_raw`` (the texts of values that do not fit, by column name), with their
+    new names; None for a dropped column."""
 
 
 def project(work: Projection) -> FileReport | None:
-    """Write the rows to one file; None if there are no rows. Memory is limited to about one row group."""
+    """Write the rows to one file; None if there are no rows. Needs memory for about one row group."""
     with DataFile(work.held.folder, work.files) as file:
         for rows in gathered(_projected(work, group) for group in work.held.groups({})):
             file.write(rows.columns)
@@ -92,7 +96,8 @@ def _projected(work: Projection, group: RowGroup) -> pa.Table:
 
 
 def _values(column: Sourced, rows: pa.Table, misfits: dict[str, str]) -> pa.Array | pa.ChunkedArray:
-    """The values of a column for these rows. If one value for all rows does not fit, ``misfits`` gets its text."""
+    """The values of a column for these rows. If all rows get one value, and it does not fit the column's type, its text
+    is added to ``misfits``."""
     if column.held is not None:
         held = rows[column.held]
         return held if held.type == column.type else held.cast(column.type)
@@ -108,7 +113,7 @@ def _values(column: Sourced, rows: pa.Table, misfits: dict[str, str]) -> pa.Arra
 def _raw(
     held: pa.ChunkedArray, names: Mapping[str, str | None], misfits: Mapping[str, str]
 ) -> pa.Array | pa.ChunkedArray:
-    """``_pgcdc_raw`` under the new names. The texts of ``misfits`` are added to every row."""
+    """The column ``_pgcdc_raw`` with the new column names. Each row also gets the texts of ``misfits``."""
     if not misfits and (not names or held.null_count == len(held)):
         return held
     texts: dict[str, pa.Array] = {}

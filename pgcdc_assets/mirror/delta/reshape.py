@@ -1,15 +1,15 @@
 """Changes the structure or the name of a mirror from its own rows: the source is not read.
 
-Structure: one commit changes the columns, adds the rows under these columns, and records the table as the mirror now
-has it (:data:`STRUCTURE`), so that a run after a crash knows the rows' structure. The position stays. If no row gets
-another value, the commit changes only the columns. With ``by_metadata``, the commit also changes only the columns if
-columns are renamed, dropped or widened in type. The files then stay, but fewer readers can read the mirror. Deletion
-vectors delete the rows of removed partitions.
+Structure: one commit changes the columns, replaces the rows by rows with these columns, and records the table's
+structure (:data:`STRUCTURE`), so that a run after a crash knows it. The position stays. If the commit only adds columns
+that are NULL in all rows, the files stay. With ``by_metadata``, the files also stay if columns are renamed, dropped, or
+get a wider type; fewer readers can then read the mirror. The rows of removed partitions are deleted by deletion
+vectors.
 
-Name: the mirror is continued in another folder, and no row is read or written. The newest version's files are linked
-into that folder, or copied by the object store. Then one commit there adds the files and the columns, and records the
-old mirror's position as the position of a copy. The old folder stays as it is, for readers of older points. Each folder
-owns its files, so that the upkeep of one folder never deletes files of the other folder.
+Name: the mirror is continued in the folder of its new name, and no row is read or written. The newest version's files
+are linked into that folder, or copied by the object store. Then one commit there adds the files and the columns, and
+records the old mirror's position as the position of a copy. The old folder stays as it is, for readers of older points.
+Each folder has its own links or copies, so that deleting files in one folder never affects the other folder.
 """
 
 from __future__ import annotations
@@ -46,20 +46,19 @@ from pgcdc_assets.store import storage
 from pgcdc_assets.structure.successor import holds
 
 TASK_BYTES: Final = 64 << 20
-"""One task merges files of this total size into one file. A larger file has its own task."""
+"""One task merges files up to about this total size into one file. A larger file has its own task."""
 LEFT_CORES: Final = 1
-"""The number of cores left free for turns of other tables. Tasks are started in waves that use the other cores. Each
-wave is a Spark job: Spark runs earlier jobs first, so turns would wait for one large job."""
+"""The number of cores that stay free for turns of other tables. The tasks run in waves on the other cores, and each
+wave is a Spark job. With one large job, turns would wait for its end, because Spark runs earlier jobs first."""
 
 
 def reshape_mirror(
     spark: SparkOnDemand, mirrors: Mirrors, before: Table, after: Table, *, by_metadata: bool = False
 ) -> int:
-    """Change the mirror from the structure ``before`` to ``after`` (see
-    :func:`pgcdc_assets.structure.successor.successor`). Returns the mirror's version after the change. The mirror may
-    already have the new structure. Dropped columns are removed. Rows of leaves that ``after`` lacks are deleted; the
-    columns do not change in this case. ``by_metadata``: no file is rewritten if Delta's column mapping and type
-    widening can express the change."""
+    """Change the mirror from the structure ``before`` to ``after``: see
+    :meth:`pgcdc_assets.mirror.target.Target.reshape`. The mirror may already have the new structure, if an earlier run
+    died. If ``after`` lacks leaf partitions, their rows are deleted, and the columns do not change. ``by_metadata``: no
+    file is rewritten if Delta's column mapping and type widening can express the change."""
     found = mirrors.open(after.name)
     if found.snapshot_lsn is None:
         raise LakeError("contains no copy of the table, so its structure cannot change", thing=f"mirror {after.name}")
@@ -90,8 +89,8 @@ def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, 
 
 
 def _taken_by(mirror: Mirror, known: Table) -> Mapping[int, str]:
-    """The table's columns in the mirror: names by attnum. Includes the columns that the mirror itself records, because
-    an earlier run may have added columns and died before the catalog recorded them."""
+    """The names of the table's columns in the mirror, by attnum. Includes the columns that the mirror itself records,
+    because an earlier run may have added columns and died before it stored the table's new structure."""
     told = mirror.followed
     columns = (*(told.columns if told is not None else ()), *known.columns)
     return {column.attnum: column.name for column in columns}
@@ -111,9 +110,10 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tup
         column = columns[field.name]
         source = names.get(column.attnum)
         if source is not None and source not in held:
-            raise LakeError(f"no longer has column {source!r}", thing=f"mirror {after.name}")
+            raise LakeError(f"no longer has column {source!r}, because another writer dropped or renamed it",
+                            thing=f"mirror {after.name}")  # fmt: skip
         if source is None and column.missing is None and field.name not in names.values():
-            # An earlier run may have added this column to the mirror and died.
+            # An earlier run may have added this column to the mirror, and died before it was recorded.
             source = field.name if held.get(field.name) == field.type else None
         found.append(Sourced(field.name, field.type, source, column))
     attnums = {column.attnum for column in after.columns}
@@ -125,7 +125,7 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tup
 
 
 def _same_rows(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files can stay: no column is removed or gets other values, and new columns are NULL in all rows."""
+    """Whether all files can stay, because the only changes are new columns that are NULL in all rows."""
     held = {field.name: str(field.type) for field in delta.schema.fields}
     wanted = {field.name: str(field.type) for field in DeltaSchema.from_arrow(_schema(columns)).fields}
     if not held.keys() <= wanted.keys():
@@ -146,8 +146,8 @@ def _with_more(delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[
 
 
 def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
-    """Whether the files stay correct under the changed columns: new columns are NULL, no value is cast, and
-    ``_pgcdc_raw`` has no text of a renamed or dropped column."""
+    """Whether all files can stay if the metadata maps the columns: new columns are NULL, each other column keeps or
+    widens its type, and ``_pgcdc_raw`` has no text of a renamed or dropped column."""
     held = delta.columns
     if not all(one.null if one.held is None else holds(held.field(one.held).type, one.type) for one in columns):
         return False
@@ -158,7 +158,8 @@ def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
 def _with_names(
     mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]
 ) -> int:  # fmt: skip
-    """Change the columns and keep the files. Column mapping is turned on only if needed: fewer readers support it."""
+    """Change the columns, and keep the files. Column mapping is turned on only if it is needed, because some readers do
+    not support it."""
     sources = {one.name: one.held for one in columns if one.held is not None}
     stay = all(one.unchanged or one.held is None for one in columns) and set(delta.columns.names) == set(sources)
     mapped = mirror.mapped or not stay or needs_column_mapping([one.name for one in columns])
@@ -202,7 +203,8 @@ def _raw_names(held: pa.Schema, columns: Sequence[Sourced]) -> Mapping[str, str 
 
 
 def _groups(files: Sequence[Added], fewest: int) -> list[tuple[Added, ...]]:
-    """Group the files for the tasks: small files share a group, but there are enough groups for all cores."""
+    """Group the files, one group for each task. Small files share a group, but there are at least ``fewest`` groups if
+    there are enough files, so that all cores have work."""
     full = min(TASK_BYTES, sum(file.size for file in files) // fewest)
     groups: list[tuple[Added, ...]] = []
     group: tuple[Added, ...] = ()
@@ -234,12 +236,12 @@ def without_leaves(
 
 
 def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, position: Lsn) -> int:
-    """Continue the mirror ``former`` at ``place``, as a copy of ``table`` at ``position``. The files are those that
-    ``former`` had when it was read. Returns the version at ``place``. ``position``: the position of ``former``, which
-    may be above the position that the commits of ``former`` record. ``root``: the lake's folder."""
+    """Continue the mirror ``former``, in the version that was read, at ``place``, as a copy of ``table`` at
+    ``position``. Returns the version at ``place``. ``position``: the effective position of ``former``, which may be
+    above the position that its commits record. ``root``: the lake's folder."""
     held = former.delta
     if held is None:
-        raise LakeError("is not a table that can be renamed", thing=f"mirror {former.name}")
+        raise LakeError("does not exist, so it cannot be renamed", thing=f"mirror {former.name}")
     if not place.exists:
         owned = {IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
         create_mirror(place.path, MirrorSchema(held.columns), owned, root)
@@ -253,16 +255,16 @@ def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, p
 
 
 def _continued(place: Mirror, held: DeltaVersion, table: Table, position: Lsn) -> int:
-    """Commit the continued mirror at ``place``, with the OID and structure of ``table``, because the folder may have
-    been another table's mirror."""
+    """Commit the continued mirror at ``place``. Its properties get the OID and structure of ``table``, because the
+    folder may have been another table's mirror."""
     mirror = place.again()
     owned = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(mirror.name), **structured(table, position)}
     return continue_table(mirror.existing, held, {mirror.snapshot_app_id: position}, {**held.configuration, **owned})
 
 
 def _link(source: Location, to: Location) -> None:
-    """Copy a file, unless it is already there. Its name is unique across folders. An earlier run that died may have
-    copied the whole file or a part of it."""
+    """Link or copy a file, unless an earlier run that died has already done it. A file of this name with another size
+    is an incomplete copy, because names are unique across folders. It is replaced."""
     if (there := storage.head(to)) is not None:
         found = storage.head(source)
         if found is not None and found.size == there.size:

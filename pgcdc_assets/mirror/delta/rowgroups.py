@@ -1,5 +1,5 @@
-"""Reads a mirror's files: one row group at a time, and only the columns that are asked for. Imported by Spark's
-workers, so it must not import Spark."""
+"""Reads a mirror's Parquet files: one row group at a time, and only the requested columns. Imported by Spark's workers,
+so it must not import Spark."""
 
 from __future__ import annotations
 
@@ -24,42 +24,44 @@ from pgcdc_assets.delta.vectors import kept, read_vector
 from pgcdc_assets.failures import unreadable
 
 GROUP_BYTES: Final = 32 << 20
-"""New row groups have about this size in memory. Small row groups would cost a merge as much as small files."""
+"""New row groups have about this size in memory. Many small row groups would slow down a merge as many small files
+do."""
 
 MATCHED_BYTES: Final = 48 << 20
-"""How many bytes of a target's columns are matched with the source at a time. A file of a million rows with uuid keys
-has 40 MB of keys. Each match hashes all keys of the source (22 ms for 200,000 keys), so matching row groups one by one
-costs too much."""
+"""How many bytes of a mirror's key columns are matched with the merge source (the net changes) at a time. Each match
+hashes all keys of the merge source, which takes 22 ms for 200,000 keys. So row groups are not matched one by one. A
+file of a million rows with uuid keys has 40 MB of keys."""
 
 WantedKeys = Mapping[str, NDArray[Any]]
-"""The wanted values of each key column, ascending, by the column's name in the feed. Only integer and text columns are
-included: columns of other types cannot exclude a row group."""
+"""The keys that a merge looks for: the values of each key column, ascending, by the column's name in the feed. Only
+integer and text columns are included, because only their bounds are used to skip row groups."""
 
 
 @dataclass(frozen=True)
 class MergeTarget:
-    """The columns of a mirror's files, and the files whose rows are matched."""
+    """The files of a mirror that a task reads, their columns, and the folder for new files."""
 
     folder: Location
     schema: pa.Schema
-    """The columns under the names and types that the files have."""
+    """The columns, with the names and types that they have in the files."""
     names: tuple[str, ...]
     """The names of the same columns in the feed."""
     files: tuple[Added, ...] = ()
 
     @classmethod
     def of(cls, table: DeltaVersion) -> Self:
-        """All columns and files of a table. The table's own column names are used in place of the feed's names."""
+        """All columns and files of a table. ``names`` are then the table's own column names, not the feed's."""
         columns = table.columns
         return cls(table.folder, physical(columns, table.schema), tuple(columns.names), table.files)
 
     def groups(self, wanted: WantedKeys) -> Iterator[RowGroup]:
-        """The row groups that may hold a wanted value in every column of ``wanted``."""
+        """The row groups that may contain a wanted key: statistics do not exclude all values of any column of
+        ``wanted``. Without columns, these are all row groups."""
         for groups in self.files_groups(wanted):
             yield from groups
 
     def files_groups(self, wanted: WantedKeys) -> Iterator[list[RowGroup]]:
-        """The row groups of :meth:`groups`, one list per file. A file stays open until the next list is requested."""
+        """Like :meth:`groups`, with one list per file. A file stays open until the next list is requested."""
         for added in self.files:
             if all(_may_hold(values, self._bounds(added, name)) for name, values in wanted.items()):
                 with _opened(self.folder / added.path) as file:
@@ -88,15 +90,16 @@ class MergeTarget:
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Row groups of one file that are matched together, with some of their columns. A *place* is a row number that
-    counts through all of these row groups."""
+    """Row groups of one file that are matched together, with some of their columns. Here, a *place* is the number of a
+    row, counted from 0 through all of these row groups."""
 
     groups: Sequence[RowGroup]
     columns: pa.Table
 
     @classmethod
     def read(cls, groups: Iterable[RowGroup], names: Sequence[str]) -> Iterator[Self]:
-        """Read columns from row groups of one file. Joins row groups until they have ``MATCHED_BYTES`` in memory."""
+        """Read columns of row groups of one file. Consecutive row groups are joined until they have ``MATCHED_BYTES``
+        in memory."""
         held: list[tuple[RowGroup, pa.Table]] = []
         for group in groups:
             held.append((group, group.read(names)))
@@ -117,17 +120,17 @@ class RowGroups:
 
     @cached_property
     def alive(self) -> Bools:
-        """For each row of these row groups, whether it is live (not deleted)."""
+        """For each place, whether the row is live (not deleted)."""
         return np.concatenate([group.alive for group in self.groups])
 
     @cached_property
     def positions(self) -> Ints:
-        """The row numbers in the file of all rows of these row groups, in order."""
+        """For each place, the row's number in the file, as deletion vectors use it."""
         return np.concatenate([np.arange(group.start, group.start + group.rows) for group in self.groups])
 
     def apart(self, at: Ints) -> Iterator[tuple[RowGroup, Ints, Ints]]:
-        """Split the rows at the places ``at`` by row group. For each row group with such rows, yields the group, the
-        rows' indexes in ``at``, and the row numbers within that group."""
+        """Split the places ``at`` by row group. For each row group that has some of them, yields the group, the indexes
+        of its places in ``at``, and the row numbers within the group."""
         first = 0
         for group in self.groups:
             mine = np.flatnonzero((at >= first) & (at < first + group.rows))
@@ -137,7 +140,7 @@ class RowGroups:
 
 
 class RowGroup:
-    """A row group of one file. Row positions are counted from the beginning of the file."""
+    """A row group of one file. ``start``: the number of its first row in the file."""
 
     def __init__(
         self, target: MergeTarget, path: str, file: pq.ParquetFile, number: int, start: int, alive: Bools
@@ -151,7 +154,8 @@ class RowGroup:
         """For each row, whether it is live: no deletion vector contains it."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
-        """Read columns by their names in the feed, including deleted rows. A column that the file lacks is NULL."""
+        """Read columns by their names in the feed. The result includes deleted rows. A column that the file lacks is
+        NULL."""
         fields = [self._target.field(name) for name in names]
         leaves = _leaves(self._file.schema_arrow)
         places = sorted(place for field in fields for place in leaves.get(field.name, ()))
@@ -173,7 +177,7 @@ class RowGroup:
 
 def _opened(path: Location) -> pq.ParquetFile:
     try:
-        # Spark writes INT96 timestamps by default, also in an OPTIMIZE by a user. Read as nanoseconds, timestamps
+        # A user's OPTIMIZE with Spark writes INT96 timestamps by default. If they were read as nanoseconds, timestamps
         # before 1678 and after 2261 would be wrong.
         return opened_parquet(path, coerce_int96_timestamp_unit="us")
     except (OSError, pa.ArrowException) as error:
@@ -181,8 +185,8 @@ def _opened(path: Location) -> pq.ParquetFile:
 
 
 def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
-    """The key columns that can exclude row groups, with their values. A column with a NULL is left out: a NULL here
-    matches any value."""
+    """The key columns whose statistics can exclude row groups, with their distinct values. A column with a NULL is left
+    out, because the NULL stands for a value that does not fit, which bounds cannot exclude."""
     return {
         name: _sorted(pc.unique(values))
         for name, values in keys.items()
@@ -191,7 +195,7 @@ def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
 
 
 def _sorted(values: pa.Array) -> NDArray[Any]:
-    """The values sorted by Arrow, because numpy sorts texts as slow Python objects. Both sort by code points."""
+    """The values, sorted by Arrow, because numpy sorts texts slowly, as Python objects. Both sort by code points."""
     found: NDArray[Any] = values.take(pc.array_sort_indices(values)).to_numpy(zero_copy_only=False)
     return found
 
@@ -204,8 +208,8 @@ def _may_hold(values: NDArray[Any], bounds: tuple[Any, Any] | None) -> bool:
 
 
 def _leaves(schema: pa.Schema) -> dict[str, range]:
-    """For each column, the numbers of its leaf columns in a Parquet file. The columns are numbered, not looked up by
-    name, because names may contain dots."""
+    """For each column, the numbers of its leaf columns in a Parquet file. They are counted here, because pyarrow's
+    lookup by name fails for names with dots."""
     found: dict[str, range] = {}
     place = 0
     for field in schema:
@@ -221,7 +225,7 @@ def _width(type_: pa.DataType) -> int:
 
 
 def gathered(groups: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Joins small row groups, so that a new file gets row groups of about ``GROUP_BYTES``."""
+    """Join small row groups, so that a new file gets row groups of about ``GROUP_BYTES``."""
     held: list[pa.Table] = []
     for group in groups:
         held.append(group)

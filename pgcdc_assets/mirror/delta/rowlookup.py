@@ -1,9 +1,10 @@
-"""Merges a net effect into a mirror's files: finds the rows to delete, and writes the rows to add.
+"""Merges the net changes of a table (the *merge source*) into its mirror (the *target*): finds the rows to delete, and
+writes the rows to add.
 
 No file is rewritten. Rows to delete are named by file and position, for a deletion vector. Rows to add, including the
 new versions of changed rows, are written to one new file. The merge also checks the mirror: a row that changes must
-exist, and a row that is inserted must not exist yet. If this is not so, nothing is committed, because the mirror
-differs from its source. Imported by Spark's workers, so it must not import Spark.
+exist, and a row that is inserted must not exist yet. Otherwise nothing is committed, because the mirror differs from
+its source. Imported by Spark's workers, so it must not import Spark.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ TWICE = "the mirror holds a row twice"
 
 
 FETCHED_BYTES = 64 << 20
-"""How many bytes of values that were fetched from the target are kept in memory, before they are written with their
-rows. A change of a few bytes may need megabytes of values that were not sent."""
+"""How many bytes of unchanged TOAST values, fetched from the target, are kept in memory before they are written with
+their rows. A change of a few bytes may need megabytes of such values, because PostgreSQL does not send them again."""
 
 Write = Callable[[pa.Table], None]
-"""A function that receives the rows to add, under the feed's column names. A failed merge discards these rows."""
+"""A function that receives the rows to add, under the feed's column names. If the merge fails, the rows are
+discarded."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """How changes of a table change the mirror; counts are rows."""
+    """What a merge changes in the mirror. Counts are rows."""
 
     added: FileReport | None = None
-    """The file of the rows to add, which are written during the merge; None if there are no rows."""
+    """The new file with the rows to add; None if there are no rows."""
     gone: dict[str, BitMap64] = field(default_factory=dict)
     """The positions of the rows to delete, by file of the mirror."""
     inserted: int = 0
@@ -58,9 +60,10 @@ def merge_keyed(
     target: MergeTarget, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], leaves: Sequence[str],
     write: Write,
 ) -> Effect:  # fmt: skip
-    """Merge ``source`` (the result of :func:`pgcdc_assets.mirror.net.neteffect.collapse`) into the target. Columns
-    whose attnum is in ``masked`` may lack values in the source. All rows of ``leaves`` are deleted. Raises
-    MergeMismatch if source and target contradict each other."""
+    """Merge ``source``, the result of :func:`pgcdc_assets.mirror.net.neteffect.collapse`, into the target. ``masked``:
+    the attnums of columns for which some rows lack a value (unchanged TOAST); the target supplies it. ``leaves``:
+    truncated leaf partitions, whose rows are deleted. Raises MergeMismatch if source and target contradict each
+    other."""
     match = _Match(source, columns, masked, write)
     emptied = _Emptied(leaves)
     gone = _Gone()
@@ -78,7 +81,8 @@ def merge_keyed(
 def merge_multiset(
     target: MergeTarget, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str], write: Write
 ) -> Effect:
-    """Delete as many copies of each removed row as its COUNT says. Raises MergeMismatch if there are fewer copies."""
+    """Merge the net changes of a table without a key. Of each removed row, as many equal rows are deleted as its COUNT
+    says. Raises MergeMismatch if the target has fewer."""
     emptied = _Emptied(leaves)
     gone = _Gone()
     copies = _Copies(net.removed, columns)
@@ -109,7 +113,7 @@ class _Gone:
 
 @dataclass(frozen=True)
 class _Emptied:
-    """The truncated leaves, as values of ``_pgcdc_leaf``."""
+    """Finds the rows of truncated leaf partitions. ``leaves`` are values of ``_pgcdc_leaf``."""
 
     leaves: Sequence[str]
 
@@ -118,7 +122,7 @@ class _Emptied:
         return [LEAF] if self.leaves else []
 
     def of(self, rows: RowGroups) -> Bools:
-        """For each row, whether it is live and in one of these leaves."""
+        """For each place, whether the row is live and in one of these leaves."""
         if not self.leaves:
             return np.zeros(len(rows.alive), dtype=bool)
         names = rows.columns[LEAF]
@@ -139,7 +143,7 @@ class _Match:
         self._lacking = np.zeros(source.num_rows, dtype=bool)
         for column in self._kept:
             self._lacking |= _bools(source[f"{MASK}{column.attnum}"])
-        # Rows that moved to another key and lack values: the target has these values under the old key.
+        # Rows that moved to another key and lack values. The target has these values in the row with the old key.
         self._moved = np.flatnonzero(_bools(pc.is_valid(source[ORIGIN])))
         origins = self._source[ORIGIN].filter(pc.is_valid(self._source[ORIGIN])).combine_chunks()
         self._origins = pa.Table.from_struct_array(origins)
@@ -169,7 +173,8 @@ class _Match:
         return list(dict.fromkeys([*self._own.columns, *self._from.columns]))
 
     def take(self, rows: RowGroups, emptied: Bools) -> Ints:
-        """Match these row groups. Returns the row numbers (places) of the live rows whose key is in the source."""
+        """Match these row groups. Returns the places of the live rows whose key is in the source. ``emptied``: for each
+        place, whether the row is in a truncated leaf."""
         at, of = _alive(rows, *self._own.find(rows.columns))
         self.hits += np.bincount(of, minlength=len(self.hits))
         self._emptied_hits += np.bincount(of[emptied[at]], minlength=len(self.hits))
@@ -182,7 +187,8 @@ class _Match:
         return at
 
     def _fetch_kept(self, group: RowGroup, at: Ints, rows: Ints) -> None:
-        """Fetch values that were not sent (unchanged TOAST) from the target rows that hold them."""
+        """Fetch values that were not sent (unchanged TOAST) from rows of the target. ``at``: the rows' numbers in the
+        group. ``rows``: the rows of the source that need the values."""
         values = group.read([*(column.name for column in self._kept), RAW])
         self._fetched.append((rows, values.take(pa.array(at))))
         self._fetched_count += np.bincount(rows, minlength=len(self._fetched_count))
@@ -190,7 +196,8 @@ class _Match:
             self._write_fetched()
 
     def check(self) -> None:
-        """Raise MergeMismatch if the target lacks a required row, has a row that must not exist, or has a row twice."""
+        """Raise MergeMismatch if the target lacks a row that must exist, has a row that must not exist, or has two rows
+        with the same key."""
         present = self._source[PRESENT]
         must, must_not = _bools(pc.fill_null(present, False)), ~_bools(pc.fill_null(present, True))
         if (must & (self.hits == 0)).any() or (self._lacking & (self._fetched_count == 0)).any():
@@ -205,7 +212,8 @@ class _Match:
         self._write(self._source.filter(pa.array(self.live & (self._fetched_count == 0))))
 
     def _write_fetched(self) -> None:
-        """Write the rows whose masked values were fetched, with these values and their texts filled in."""
+        """Write the rows for which values were fetched, completed with these values and with their texts in
+        ``_pgcdc_raw``."""
         if not self._fetched:
             return
         rows = self._source.take(pa.array(np.concatenate([at for at, _ in self._fetched])))
@@ -222,7 +230,8 @@ class _Match:
 def _raw_filled(
     own: pa.ChunkedArray, given: pa.ChunkedArray, masks: Mapping[str, pa.ChunkedArray]
 ) -> pa.Array | pa.ChunkedArray:
-    """The ``_pgcdc_raw`` of each row. The text of a masked column is taken from the same row as the column's value."""
+    """The ``_pgcdc_raw`` of each row. Where ``masks`` is true for a column, its text is taken from ``given`` (the row
+    of the target), as its value is. All other texts are taken from ``own``."""
     if own.null_count + given.null_count == 2 * len(own):
         return own
     names = pc.unique(pa.concat_arrays([map_keys(own), map_keys(given)])).to_pylist()
@@ -233,7 +242,8 @@ def _raw_filled(
 
 
 class _Copies:
-    """Selects the rows to delete from a table without a key: the first rows that equal a removed row, COUNT times."""
+    """Selects the rows to delete from a table without a key: for each removed row, the first COUNT rows that are equal
+    to it."""
 
     def __init__(self, removed: pa.Table, columns: Sequence[FeedColumn]) -> None:
         own = [name for name in (HASH, LEAF) if name in removed.column_names]
@@ -250,7 +260,8 @@ class _Copies:
         return np.concatenate(taken) if taken else at
 
     def _take(self, group: RowGroup, at: Ints) -> Ints:
-        """Selects the rows to delete from the rows ``at``, each of which has the hash of a removed row."""
+        """Select the rows to delete among the rows ``at``, which have the hash of a removed row, but may differ from
+        it. Returns indexes in ``at``."""
         theirs = group.read(self._names).take(pa.array(at))
         asked = np.flatnonzero(_bools(pc.is_in(self._removed[HASH], pc.unique(theirs[HASH]))))
         both = [self._removed.take(pa.array(asked)), theirs]

@@ -1,4 +1,4 @@
-"""One table's part of an apply: the work on the table's mirror, and the commit of that work."""
+"""One table's part of an apply: what must be done to the table's mirror, and the commit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pgcdc_assets.store import storage
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of rows that an apply changes in the mirror."""
+    """How many rows of the mirror an apply changes."""
 
     inserted: int = 0
     updated: int = 0
@@ -51,7 +51,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """One table's part of an apply."""
+    """One table's part of an apply. ``pending``: the changes that the mirror has not applied yet. ``refused``: why they
+    cannot be written to the mirror; None if they can."""
 
     pending: PendingChanges
     mirror: Mirror
@@ -78,8 +79,9 @@ class TablePlan:
         return self.pending.table
 
     def begin(self) -> Applied | tuple[TablePlan, list[Collapsing]]:
-        """Do the work that needs no Spark job: set the table aside, or add new columns and link the feed's files. If
-        this is not enough, return the plan with the widened mirror, and the units to collapse."""
+        """Do the part that needs no Spark job. Sets the table aside if it is ``refused``. Otherwise adds new columns to
+        the mirror, and links the feed's files if that is enough. If not, returns the plan, and the units for the Spark
+        job."""
         if self.refused is not None:
             return self.set_aside(self.refused)
         work = self.widened()
@@ -88,8 +90,9 @@ class TablePlan:
     @property
     def linkable(self) -> bool:
         """Whether the feed's files can become files of the mirror: they have only inserts, no row outside the pending
-        span, and the mirror's columns. The mirror's present state is checked, because a mirror stays mapped after the
-        column that required mapping was dropped, and the feed lacks columns that another writer added."""
+        span, and exactly the mirror's columns under the same names. Names differ if the mirror uses column mapping,
+        which stays on after the column that required it was dropped. Columns differ if another writer has added some to
+        the mirror."""
         if not (self.pending.part.insert_only and self.pending.whole) or self.mirror.mapped:
             return False
         files = (read_footer(path).schema.to_arrow_schema() for path in self.pending.paths)
@@ -102,7 +105,8 @@ class TablePlan:
         return {app_id: self.pending.span.end}
 
     def widened(self) -> TablePlan:
-        """Add new columns to the mirror, in a commit before the data. Returns the plan with that mirror."""
+        """If the changes have new columns, add them to the mirror, in a separate commit. Returns the plan with the new
+        version of the mirror."""
         missing = pa.schema(_missing(self.table, self.mirror))
         if not missing.names:
             return self
@@ -134,7 +138,8 @@ class TablePlan:
 
     @property
     def _alone(self) -> bool:
-        """Whether the mirror's files need not be read, because the table was truncated or there are only inserts."""
+        """Whether the units need no files of the mirror, because the whole table was truncated, or there are only
+        inserts."""
         return self.pending.emptied or self.pending.part.insert_only
 
     def commit(self, effects: Sequence[Effect], seconds: float) -> Applied:
@@ -192,8 +197,8 @@ def total(effects: Sequence[Effect]) -> Counts:
 
 
 def _linked(path: Location, folder: Location, file: FeedFile) -> FileReport:
-    """Give the feed's file a second name in the mirror's folder. If the store has links, both names share the bytes;
-    otherwise the file is copied."""
+    """Make the feed's file a file of the mirror's folder: by a hard link if the store has links, otherwise by a
+    copy."""
     target = folder / f"part-{uuid.uuid4().hex}.parquet"
     storage.copy(path, target)
     return replace(file.report, path=target.name)
@@ -218,7 +223,7 @@ def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | No
 
 
 def _altered(table: Table, known: Table | None, mirror: Mirror, delta: DeltaVersion) -> str | None:
-    """How another writer changed columns that pgcdc writes in the mirror, as text; None if none was changed."""
+    """How another writer has changed columns of the mirror that pgcdc writes, as text; None if it has not."""
     have = {field.name: str(field.type) for field in delta.schema.fields}
     lacking = [] if known is None else [name for name in MirrorSchema.of(known).arrow.names if name not in have]
     if lacking:

@@ -1,11 +1,11 @@
 """Decides which versions of a mirror stay readable: protects the promised versions (the versions that consistent points
 name), and deletes the files that only other versions need.
 
-One turn (an apply of new changes) a second makes 86,400 versions a day. Each version has a commit, and a deletion
-vector for every file in which it deletes rows. Points are thinned out with age (:mod:`pgcdc_assets.core.retention`),
-and so are the versions between the points' versions. Each version that a point names gets a checkpoint and keeps its
-commit. The log stays complete from one checkpoint on: the newest checkpoint that is old enough. Table properties
-protect the promised versions from another writer's VACUUM or log clean-up.
+A turn each second makes 86,400 versions a day. Each version has a commit, and a deletion vector for every file in which
+it deletes rows. The older points are, the fewer stay (:mod:`pgcdc_assets.core.retention`), and the versions that no
+point names any longer are deleted here. In the older part of the log, each promised version keeps only its commit, and
+gets a checkpoint. Above one checkpoint, the log stays complete. Table properties protect the promised versions from
+another writer's VACUUM or log clean-up.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ class Unneeded:
 
     mirror: Mirror
     alone: Set[int]
-    """Promised versions below ``whole_from``. Of each, the log keeps only a checkpoint and the version's own commit."""
+    """Promised versions below ``whole_from``. For each, the log keeps only a checkpoint and the version's own
+    commit."""
     whole_from: int
     """The version of the checkpoint from which the log stays complete."""
     log_files: tuple[Location, ...]
     """Commits, checkpoints, and the checksum files that Spark writes next to them."""
     files: tuple[Location, ...]
-    """Data files and deletion vector files."""
+    """Data files, and files of deletion vectors."""
     bytes: int
+    """The total size of ``files``."""
 
     def delete(self) -> None:
-        """Delete these parts. After a kill or a power cut, the next search finds the remaining parts. LakeError if a
-        version that stays could not be read without these parts. Nothing is deleted in this case."""
+        """Delete these parts. After a kill or a power cut, the next search finds the parts that are left. If a version
+        that stays could not be read without these parts, nothing is deleted, and LakeError is raised."""
         log = self.mirror.path / DELTA_LOG
         if self.log_files:
             self._keep_readable_alone(log)
@@ -57,7 +59,8 @@ class Unneeded:
         storage.settle([log])
 
     def _keep_readable_alone(self, log: Location) -> None:
-        """Make promised versions readable without earlier commits, and let readers start at a kept checkpoint."""
+        """Write checkpoints for the promised versions whose earlier commits are deleted. Also makes sure that the hint
+        file ``_last_checkpoint``, where readers start, names a checkpoint that stays."""
         going, there = frozenset(self.log_files), checkpoint_files(log)
         try:
             for version in sorted(self.alone):
@@ -66,28 +69,31 @@ class Unneeded:
             if hinted(log) < self.whole_from:
                 make_checkpoint(self.mirror.path, self.mirror.version)
         except DeltaError as error:
-            # If delta-rs fails to read a version, only this mirror is affected.
+            # delta-rs cannot read a version of this mirror. Other mirrors are not affected.
             raise LakeError(f"no checkpoint can be made ({type(error).__name__})",
                             thing=f"mirror {self.mirror.name}") from error  # fmt: skip
-        # Spark also writes checkpoints, but does not sync them to disk.
+        # A checkpoint may be Spark's, which does not sync it to disk. It must be durable before commits are deleted.
         there = checkpoint_files(log)
         storage.settle([path for version in (*self.alone, self.whole_from) for path in there.get(version, ())])
         storage.settle([log])
 
 
 def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) -> Unneeded:
-    """Find parts that no kept version needs. Kept versions are the ``promised`` versions, versions younger than
-    ``grace``, and the newest version. Files younger than ``grace`` stay: a process of a killed run may still write.
-    LakeError if the log does not say which files a version needs, or if another writer commits during the search."""
+    """Find the parts that no kept version needs. Kept versions are the ``promised`` versions, versions younger than
+    ``grace``, and the newest version. Files younger than ``grace`` also stay, because a process of a killed run may
+    still write them. LakeError if the log does not show which files a kept version needs, or if another writer commits
+    during the search."""
     listing = LogListing.of(mirror.path)
     if mirror.version != listing.newest:
         raise LakeError(
-            "was changed by another writer during the search for unneeded files", thing=f"mirror {mirror.name}"
+            "was changed by another writer during the search for unneeded files, so none were deleted",
+            thing=f"mirror {mirror.name}",
         )
     before = time.time() - grace.total_seconds()
     # A promised version that is not in the log belongs to an earlier table in this folder, and nobody reads it.
     kept = {version for version in promised if version <= mirror.version and listing.holds(version)}
-    # The newest promised version may be kept alone, without the commits between it and the next kept versions.
+    # All versions above the newest promised version stay; below it, versions younger than `grace`. But an earlier
+    # clean-up may have kept the newest promised version alone. The log is then complete only from `whole_since` on.
     young = max(listing.first_young(max(kept, default=mirror.version), before), listing.whole_since)
     whole_from = listing.whole_from(young)
     alone = {version for version in kept if version < whole_from}
@@ -97,12 +103,13 @@ def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) 
 
 
 QUIET: Final = timedelta(days=10)
-"""The default for :func:`keep_readable`: a third of the time that Delta keeps its log."""
+"""How old the newest version's files in the log may be before :func:`keep_readable` writes a new checkpoint. This is a
+third of the time for which Delta keeps commits."""
 
 
 def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
-    """Set the mirror's table properties so that no writer's VACUUM deletes a version promised for ``retention``.
-    Returns whether the properties changed."""
+    """Set the mirror's table properties so that no writer's VACUUM or log clean-up deletes a version that is promised
+    for ``retention``. Returns whether the properties changed."""
     properties = missing_properties(mirror.existing.configuration, retention)
     if properties:
         again_after_lost_races(lambda: commit_properties(mirror.again().existing, properties))
@@ -110,8 +117,8 @@ def keep_promised(mirror: Mirror, retention: timedelta) -> bool:
 
 
 def unchanged_since(mirror: Mirror, version: int) -> bool:
-    """Whether the mirror still has the copy, ``replay_lsn`` and structure that it had at that version. An OPTIMIZE or a
-    repair does not change these. False if the version can no longer be opened."""
+    """Whether the mirror still has the copy, the ``replay_lsn`` and the structure that it had at ``version``. An
+    OPTIMIZE or a repair changes none of these. False if ``version`` can no longer be opened."""
     older = mirror.at(version)
     if older is None or mirror.snapshot_lsn is None:
         return False
@@ -123,10 +130,10 @@ def _standing(mirror: Mirror) -> tuple[Lsn | None, Lsn | None, str | None]:
 
 
 def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
-    """Write a checkpoint of the newest version if it has been the newest for ``quiet``; returns whether that was
-    needed. When Delta writes a checkpoint, it deletes commits and checkpoints older than
-    ``delta.logRetentionDuration``. After a longer time without commits, the next commits would delete the version,
-    although the points of the last days name it. A recent checkpoint of the version prevents this."""
+    """Write a new checkpoint of the newest version if its files in the log are older than ``quiet``; returns whether
+    one was written. When Delta writes a checkpoint, it deletes commits and checkpoints older than
+    ``delta.logRetentionDuration``. So after a long time without commits, the next commits would delete the present
+    version, although the points of the last days name it. A recent checkpoint of this version prevents that."""
     before = time.time() - quiet.total_seconds()
     of_version = (entry for entry in storage.list_after(mirror.path / DELTA_LOG)
                   if (match := VERSIONED.match(entry.name)) and int(match[1]) == mirror.version)  # fmt: skip

@@ -1,11 +1,13 @@
-"""Computes the net effect of events on each key: which event decides whether the key's row exists, and which events
-hold the row's values. Works on arrays.
+"""Computes the net effect of events (rows of a change feed) on each key: which event decides whether the key's row
+exists, and which events hold the row's values. Works on arrays.
 
 Events of one table are ordered by ``(commit_lsn, ordinal)``. An update that changes the key is two events: the old half
-removes the row from its old key (ordinal 2n), and the new half adds the row under its new key (2n + 1). The chain of
-the row's events continues from the old key to the new key. A value that was not sent is taken from the nearest earlier
-event of the *same row*, found along the chain. The search never crosses a delete. If the chain begins with an update,
-the value may be in the target row of the key where the chain began.
+removes the row from its old key (ordinal 2n), and the new half adds the row under its new key (2n + 1). A row's events
+form a chain, which a change of the key continues under the new key, and which a delete ends.
+
+An unchanged TOAST value is not sent with an update: it is *masked*. It is taken from the nearest earlier event of the
+same chain that has it. If no event has it, the chain began with an update. The value is then in the target (the
+mirror), in the row with the key where the chain began.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ _INSERT, _PREIMAGE, _DELETE = OPS.index(INSERT), OPS.index(PREIMAGE), OPS.index(
 
 @dataclass(frozen=True)
 class KeyOutcomes:
-    """The net effect as row numbers into the events, with one entry for each key that remains. ``last``: the deciding
-    event. ``live``: whether the key exists after that event. ``present``: whether the key existed before its first
-    event. ``sources[attnum]``: the event that has the value. Where ``masked[attnum]`` is true, no event has the value:
-    it is in the target, under the key of event ``origin`` (-1: under the entry's own key)."""
+    """The net effect, with one entry for each key that remains. Events are given by their row numbers.
+
+    ``last``: the key's last event, which decides. ``live``: whether the key exists after this event. ``present``:
+    whether the key existed before its first event. ``sources[attnum]``: the event that has the column's value. Where
+    ``masked[attnum]`` is true, no event has the value: it is in the target, under the key of the event ``origin``. -1
+    means the entry's own key."""
 
     last: Ints
     live: Bools
@@ -45,11 +49,12 @@ def key_outcomes(
 ) -> KeyOutcomes:  # fmt: skip
     """Compute the net effect of the events per key.
 
-    ``key`` numbers the distinct keys from 0; ``op`` holds positions in ``OPS``; truncates must be removed first.
-    ``masks``: by attnum, the events that lack a value. Leaves out keys that the events insert and delete again, unless
-    ``keep_transient``. ``divided``: given if the events belong to only some of the keys, so that one half of a key
-    change may be missing. It marks the new halves, which have all their values. Raises MergeMismatch if events
-    contradict each other: an insert of a key that exists, or an update or delete of a key that was deleted.
+    ``key``: the number of each event's key, from 0. ``op``: each event's operation, as its index in ``OPS``. The events
+    must have no truncates. ``masks``: by attnum, which events lack the value. Keys that the events insert and delete
+    again are left out, except with ``keep_transient``. ``divided``: given if the events are only those of some keys, so
+    that one half of a key change may be missing; it marks the new halves, which must have all values. Raises
+    MergeMismatch if events contradict each other: an insert of a key that exists, or an update or delete of a key that
+    was deleted.
     """
     order = np.lexsort((ordinal, commit_lsn))
     by_key = order[np.argsort(key[order], kind="stable")]
@@ -71,8 +76,8 @@ def key_outcomes(
 
 
 def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: Ints) -> Ints:
-    """For each event that is the new half of a key change: the index of the old half, its neighbour in ``order``; else
-    -1."""
+    """For each event that is the new half of a key change, the row number of the old half, which comes directly before
+    it in ``order``. For all other events, -1."""
     old_half = np.full(len(op), -1, dtype=np.int64)
     places = np.flatnonzero(op[order] == _PREIMAGE)
     if not len(places):
@@ -87,7 +92,8 @@ def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: In
 
 
 def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn: Ints) -> None:
-    """Raise MergeMismatch if an event inserts a key that exists at that time, or changes a key that does not."""
+    """Raise MergeMismatch if an event inserts a key that exists after the key's event ``before`` it, or changes a key
+    that does not exist then."""
     bad = np.flatnonzero((before >= 0) & (live[before] == arrives))
     if len(bad):
         at = bad[np.argmin(commit_lsn[bad])]
@@ -98,8 +104,8 @@ def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn
 def _with_masks(
     net: KeyOutcomes, key: Ints, before: Ints, old_half: Ints, begins: Bools, masks: Mapping[int, Bools]
 ) -> KeyOutcomes:
-    """Find the event that carries each masked value, by pointer doubling along the rows' chains. Events in ``begins``
-    start a chain and have all values."""
+    """Find the event that has each masked value, by pointer doubling along the rows' chains. The events ``begins``
+    start a chain, and have all values."""
     previous = np.where(old_half >= 0, before[old_half], before)
     previous = np.where(begins, -1, previous)
     here = np.arange(len(key), dtype=np.int64)
@@ -117,7 +123,7 @@ def _with_masks(
 
 
 def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, touched: Bools) -> Bools:
-    """For each key: whether a ``touched`` event has this key, or an earlier key of a row that later had this key."""
+    """For each key, whether a ``touched`` event has this key, or has a key from which a row moved to this key."""
     order = np.lexsort((ordinal, commit_lsn))
     old_half = _old_halves(op, commit_lsn, ordinal, order)
     news = np.flatnonzero(old_half >= 0)
@@ -132,7 +138,8 @@ def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, 
 
 
 def _ends(jump: Ints) -> Ints:
-    """The end of each chain of jumps; chains are acyclic, and their last element points to itself."""
+    """For each element, the end of its chain: ``jump`` is followed until an element points to itself. There are no
+    cycles."""
     while True:
         further = jump[jump]
         if np.array_equal(further, jump):

@@ -1,7 +1,7 @@
-"""The net effect of changes on a table without a key: how many copies (equal rows) of each row to add and to delete.
-Such a table is published with REPLICA IDENTITY FULL, so that every change contains complete row images. An update
-deletes one copy of its old image and adds one copy of its new image. Rows are compared by the hash of their texts
-(``_pgcdc_hash``), and then value by value. Copies differ only in ``_pgcdc_row``."""
+"""The net effect of changes on a table without a key: for each distinct row, how many equal rows are added or deleted.
+Such a table has REPLICA IDENTITY FULL, so that every change contains complete row images. An update deletes one row
+that equals its old image, and adds its new image. Rows are compared by the hash of their texts (``_pgcdc_hash``), and
+then value by value. In a mirror, equal rows differ only in ``_pgcdc_row``."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from pgcdc_assets.feed.schema import (
 from pgcdc_assets.mirror.net.neteffect import key_numbers
 
 COUNT = "_pgcdc_count"
-"""Column of the rows to delete: how many copies of this row are deleted from the target."""
+"""Column of ``removed``: how many rows that equal this row are deleted from the target."""
 
 
 @dataclass(frozen=True)
 class NetRows:
-    """The net effect. ``added``: rows for the mirror, with the feed's column names. ``removed``: the distinct rows to
-    delete, with COUNT. A row has the leaf only if the deleted row must be in the same leaf."""
+    """The net effect. ``added``: the rows to add, with the feed's column names. ``removed``: the distinct rows to
+    delete, with COUNT. It has the column ``_pgcdc_leaf`` only if a deleted row must be in the same leaf partition."""
 
     added: pa.Table
     removed: pa.Table
 
 
 def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool = True) -> NetRows:
-    """Compute the net effect of the row images of a span. Truncates, and the events that they make void, must have been
-    removed. Copies that are added and deleted within the span cancel each other; of the added copies, the newest images
-    remain. ``by_leaf``: each event has the leaf of its row, if the table has leaves. Events published via the root lack
-    the leaf, but rows of a snapshot copy have it."""
+    """Compute the net effect of these events. Truncates, and the events that they make void, must have been removed. If
+    equal rows are both added and deleted, they cancel each other, and the newest of the added rows remain. ``by_leaf``:
+    deleted rows are searched only in the leaf partition of their event. False for a table that is published via its
+    root: its events lack the leaf, but rows of a snapshot copy have it."""
     events = events.combine_chunks()
     group = _groups(events, columns)
     leaving = pc.is_in(events[OP], pa.array([DELETE, PREIMAGE])).to_numpy().astype(bool)
@@ -61,13 +61,15 @@ def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool =
 
 
 def _latest(group: Ints, candidates: Ints, wanted: Ints) -> Ints:
-    """The last ``wanted[g]`` candidates of every group g. ``candidates`` are row numbers in the order of the events."""
+    """For every group g, the last ``wanted[g]`` of the ``candidates``, which are row numbers in the order of the
+    events."""
     backwards = candidates[::-1]
     return backwards[first_of_groups(group[backwards], wanted)]
 
 
 def _groups(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
-    """Number the distinct rows: by hash and leaf. If different rows share a hash, also value by value."""
+    """Number the distinct rows, by hash and leaf. Only if different rows have the same hash, values are compared
+    too."""
     parts = [FeedColumn(HASH, HASH, 0, True)]
     if LEAF in events.column_names:
         parts.append(FeedColumn(LEAF, LEAF, 0, True))

@@ -1,4 +1,5 @@
-"""Computes the net effect of a table's changes per key: the source of the merge. Pure Arrow and numpy.
+"""Computes the net effect of a table's events (rows of its change feed) for each key: the *merge source*, which is
+merged into the mirror (the *target*). Pure Arrow and numpy.
 
 The last event of a key decides the key's row (:mod:`pgcdc_assets.mirror.net.keyhistory`). The first event says whether
 the target must hold the key. If the first event is an update, a delete or the old half of a key change, the target must
@@ -26,17 +27,19 @@ UPSERT, REMOVE = "U", "D"
 PRESENT = "_pgcdc_present"
 """Whether the target must hold the key: true, false, or NULL if that is not known."""
 ORIGIN = "_pgcdc_origin"
-"""Struct of a key and ``_pgcdc_raw``: the key whose target row supplies the masked values. NULL: the row's own key."""
+"""Struct of a key and its ``_pgcdc_raw``. The target's row with this key has the values that the events lack. NULL: it
+is the row with the same key."""
 ARRIVES = "_pgcdc_arrives"
-"""Column of events, if the events were divided by key: whether the event is the new half of a key change, which has all
-its values. The old half may be in another unit of work."""
+"""Column of events, only if the events were divided by key: whether the event is the new half of a key change. It then
+has all values, and the old half may be in another unit of work."""
 MASK = "_pgcdc_masked_"
-"""Column name prefix, followed by the attnum. True: keep the value from the target row."""
+"""Prefix of column names; the attnum follows. True: no event has the column's value (unchanged TOAST), so the value is
+taken from the target's row."""
 
 
 @dataclass(frozen=True)
 class Remaining:
-    """The events that remain after truncates are removed, together with the events that the truncates make void."""
+    """The events that remain after the truncates, and all events that they make void, were removed."""
 
     events: pa.Table
     truncated: bool
@@ -46,7 +49,8 @@ class Remaining:
 
 
 def after_truncates(events: pa.Table) -> Remaining:
-    """Remove every truncate and the events that it makes void: all earlier events, or those of the truncated leaf."""
+    """Remove every truncate and the events that it makes void: all earlier events of the table, or of the truncated
+    leaf partition."""
     truncates = events.filter(pc.equal(events[OP], TRUNCATE))
     if not truncates.num_rows:
         return Remaining(events, False, ())
@@ -77,16 +81,16 @@ def _later(events: pa.Table, lsn: int, ordinal: int) -> pa.ChunkedArray:
 
 
 def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int] = ()) -> pa.Table:
-    """Collapse the events of one table to a merge source: one row per key. Columns: ``_pgcdc_op`` (``U``, ``D``),
-    ``_pgcdc_present``, ``_pgcdc_commit_lsn``, ``_pgcdc_commit_ts``, ``_pgcdc_raw``, ``_pgcdc_leaf`` if the feed has it,
-    the values under their feed names, ``_pgcdc_origin``, and ``_pgcdc_masked_<attnum>`` for each attnum in ``masked``
-    (columns for which at least one value was not sent)."""
+    """Collapse the events of one table to a merge source, which has one row for each key. Its columns: ``_pgcdc_op``
+    (``U``, ``D``), ``_pgcdc_present``, ``_pgcdc_commit_lsn``, ``_pgcdc_commit_ts``, ``_pgcdc_raw``, ``_pgcdc_leaf`` if
+    the feed has it, the values under their feed names, ``_pgcdc_origin``, and ``_pgcdc_masked_<attnum>`` for each
+    attnum in ``masked``, which lists the columns for which at least one value was not sent."""
     events = events.combine_chunks()
     if any(column.key for column in columns):
         arrives = events[ARRIVES].to_numpy() if ARRIVES in events.column_names else None
         net = key_outcomes(*_places(events, columns), _present_masks(events, masked), divided=arrives)
     else:
-        # A table without a key is followed for inserts only, so every event is a row of its own.
+        # Of a table without a key, only inserts come here, so each event is one new row.
         every = np.arange(events.num_rows, dtype=np.int64)
         net = KeyOutcomes(every, every >= 0, every < 0, np.full(len(every), -1, dtype=np.int64))
     return _merge_source(events, columns, masked, net)
@@ -95,10 +99,10 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
 def collapse_touched(
     events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], touched: LsnRange | None
 ) -> pa.Table:
-    """Collapse ``events``, which reach up to the mirror's position, to the merge source of a repair. The merge source
-    has only the keys that changed in ``touched`` (None: all keys), and the keys to which rows moved from these keys. It
-    is not known whether the target holds these keys. The target must hold a row only if a value of the row is masked,
-    and then under the row's newest key."""
+    """Collapse the events from the range ``touched`` up to the mirror's position to the merge source of a repair. It
+    has only the keys that changed in ``touched``, and the keys to which rows moved from these keys. None: all keys. A
+    wrong mirror may or may not hold these keys, so the merge does not check this. Only if no event has some value of a
+    row, the target must hold the row, under the row's newest key."""
     events = events.combine_chunks()
     places = _places(events, columns)
     net = key_outcomes(*places, _present_masks(events, masked), keep_transient=True)
@@ -141,7 +145,8 @@ def _merge_source(events: pa.Table, columns: Sequence[FeedColumn], masked: Seque
 
 
 def key_numbers(events: pa.Table, columns: Sequence[FeedColumn]) -> Ints:
-    """Number the distinct keys from 0. A key value that does not fit its type is identified by its text."""
+    """The number of each event's key: the distinct keys are numbered from 0. A key value that does not fit its type is
+    NULL, and is identified by its text in ``_pgcdc_raw``."""
     number = np.zeros(events.num_rows, dtype=np.int64)
     raw = events[RAW] if events[RAW].null_count < events.num_rows else None
     for column in columns:
@@ -165,7 +170,8 @@ def _codes(values: pa.Array | pa.ChunkedArray) -> Ints:
 
 
 def _combined(left: Ints, right: Ints) -> Ints:
-    """Number the distinct pairs from 0 without gaps, so that a product of two such numbers never overflows."""
+    """Number the distinct pairs from 0, without gaps, so that the numbers stay small and their products never
+    overflow."""
     if not len(left) or not left.any():
         return right
     numbers: Ints = np.unique(left * (int(right.max()) + 1) + right, return_inverse=True)[1].astype(np.int64)
@@ -173,7 +179,7 @@ def _combined(left: Ints, right: Ints) -> Ints:
 
 
 def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]:
-    """For each attnum, a mask of the events that lack its value. Leaves out attnums of which no value is missing."""
+    """For each attnum, which events lack the column's value. Attnums of which no value is missing are left out."""
     lists = events[UNCHANGED]
     masks = {attnum: np.zeros(events.num_rows, dtype=bool) for attnum in attnums}
     if lists.null_count == events.num_rows:
@@ -186,12 +192,13 @@ def _present_masks(events: pa.Table, attnums: Sequence[int]) -> dict[int, Bools]
 
 
 def raw_texts(raw: pa.ChunkedArray, name: str) -> pa.Array:
-    """The text of one column in a column of ``_pgcdc_raw`` maps; NULL if the map lacks it."""
+    """For each row, the text of the column ``name`` in ``raw``, a column of ``_pgcdc_raw`` maps. NULL if the map lacks
+    it."""
     return whole(pc.map_lookup(raw, pa.scalar(name), "first"))
 
 
 def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: KeyOutcomes) -> pa.Array:
-    """The ``_pgcdc_raw`` of each remaining row. A column's text is from the same event as the column's value."""
+    """The ``_pgcdc_raw`` of each row of the merge source. A column's text is taken from the same event as its value."""
     raw = events[RAW]
     sources = {column.source: net.sources[column.attnum] for column in columns if column.attnum in net.sources}
     if raw.null_count == len(raw) or not sources:
@@ -203,13 +210,13 @@ def _raw_taken(events: pa.Table, columns: Sequence[FeedColumn], net: KeyOutcomes
 
 def map_keys(raw: pa.ChunkedArray) -> pa.Array:
     """All names in a column of ``_pgcdc_raw`` maps."""
-    # A NULL map may have hidden entries; dropping the NULLs also drops these entries.
+    # In Arrow, a NULL map may still have entries in the child array. Dropping the NULLs drops these entries too.
     return pa.concat_arrays([chunk.drop_null().keys for chunk in raw.chunks] or [pa.array([], pa.string())])
 
 
 def raw_maps(texts: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> pa.Array:
-    """Builds a column of maps from column name to text. ``texts`` has one sparse array per name, and at least one name.
-    A row without any text gets NULL instead of a map."""
+    """Build a column of maps from column name to text. ``texts`` has at least one name, and for each name an array with
+    one text or NULL for each row. A row without any text gets NULL."""
     found = [(name, np.flatnonzero(text.is_valid().to_numpy(zero_copy_only=False))) for name, text in texts.items()]
     owner = np.concatenate([at for _, at in found])
     order = np.argsort(owner, kind="stable")
@@ -224,7 +231,7 @@ def raw_maps(texts: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> pa.
 
 
 def _origins(events: pa.Table, columns: Sequence[FeedColumn], origin: Ints) -> pa.Array:
-    """For each event, the key of the row that supplies its masked values. NULL if that key is the event's own key."""
+    """The column ORIGIN: for each row of the merge source, the key of event ``origin``; NULL if that is -1."""
     at = pa.array(np.maximum(origin, 0))
     names = [*(column.name for column in columns if column.key), RAW]
     if not events.num_rows:
