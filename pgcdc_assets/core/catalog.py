@@ -101,7 +101,7 @@ class Outside:
     why: str
     """The kind of relation, in words: ``is a foreign table``."""
     do: str
-    """How its rows could be mirrored."""
+    """What to do so that the rows can be mirrored."""
 
     def __str__(self) -> str:
         return f"partition {self.name} {self.why}: its rows are not replicated"
@@ -171,9 +171,9 @@ class Table:
     root_oid: int | None = None
     """For a leaf: its root's OID."""
     row_filter: str | None = None
-    """SQL of the publication's row filter, as pg_publication_tables.rowfilter gives it."""
+    """The publication's row filter in SQL, from pg_publication_tables.rowfilter."""
     updates_seen: bool = True
-    """False if the table is published for inserts (and truncate) only, because it has no usable replica identity."""
+    """False if only inserts (and truncate) of the table are published, because it has no usable replica identity."""
     pages: int = 0
     rows: int = 0
     """``pages`` and ``rows``: estimates (relpages, reltuples), from which the number of pieces of a copy is

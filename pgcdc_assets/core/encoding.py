@@ -60,7 +60,7 @@ class Encoding:
         return self._of_server(raw.decode(self.codec, self._marked))
 
     def reread(self, text: str) -> str:
-        """Decodes in this encoding a text that :meth:`shown` has decoded as UTF-8."""
+        """Corrects a text that :meth:`shown` has decoded as UTF-8, although its bytes are in this encoding."""
         return text if self.unicode or text.isascii() else self.shown(_unmarked(text))
 
     def encode(self, text: str) -> bytes:

@@ -1,9 +1,9 @@
 """Fault points: named lines of code right before and after each durable step, where the crash tests stop a process to
 kill it. Fault points do nothing unless the environment variable ``PGCDC_FAULTS`` names a folder. Only the crash tests
 set this variable; it must not be set in production. A test arms a fault point by a file in that folder with the name of
-the fault point. The file's content is a number n: the first n processes or threads that reach the fault point continue.
-The next one renames the file to ``<point>.reached``, with its pid as content, and waits until that file is removed, or
-until the process is killed."""
+the fault point. The file's content is a number n: the first n times that the fault point is reached, nothing happens.
+The next process or thread that reaches it renames the file to ``<point>.reached``, with its pid as content, and waits
+until that file is removed, or until the process is killed."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Location:
     store. Locations are compared and sorted by their texts."""
 
     text: str
-    """``/lake/public/t``, or ``scheme://store/lake/public/t``; without a slash at its end."""
+    """For example ``/lake/public/t``, or ``scheme://store/lake/public/t``; without a slash at its end."""
 
     @classmethod
     def of(cls, place: str | PathLike[str] | Self) -> Self:
@@ -138,7 +138,7 @@ class Layout:
 
     @property
     def staging(self) -> Location:
-        """The folder into which unreadable feeds are moved, until maintenance deletes them."""
+        """The folder for change feeds that cannot be read. A run moves them here, and maintenance deletes them."""
         return self.own / "copy"
 
     @property
@@ -152,7 +152,7 @@ class Layout:
 
     @property
     def extent(self) -> Location:
-        """The file that says how far the log is complete above its position; see :mod:`pgcdc_assets.log.extent`."""
+        """The file with the LSN up to which the log is complete; see :mod:`pgcdc_assets.log.extent`."""
         return self.own / "extent"
 
     @property
@@ -167,7 +167,7 @@ class Layout:
 
     @property
     def proofs(self) -> Location:
-        """The file that records the last comparison of each table by ``verify``."""
+        """The file that records when and at which LSN ``verify`` last compared each table, with the result."""
         return self.own / "proofs.json"
 
     @property

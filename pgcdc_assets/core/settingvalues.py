@@ -12,7 +12,8 @@ _VERBATIM = re.compile(r'"((?:[^"]|"")+)"')
 
 _ONE_UP: Final = r"0*[1-9]\d*"
 _LOCAL: Final = re.compile(rf"local(\[(\*|{_ONE_UP})(\s*,\s*{_ONE_UP})?\])?")
-"""``local``, with the number of threads and how often a task may fail. Spark refuses zero for either number."""
+"""Matches ``local``, with the number of threads and the number of failures allowed for a task. Spark refuses zero for
+either number."""
 _KNOWN: Final = re.compile(rf"{_LOCAL.pattern}|local-cluster\[.*\]|spark://.+|yarn|k8s://.+")
 _OF_THIS_HOST: Final = re.compile(r"local-cluster\[.*\]|spark://(127(\.\d+){3}|localhost|\[::1\])(:\d+)?")
 
@@ -62,7 +63,7 @@ def is_local(master: str) -> bool:
 
 
 def on_this_host(master: str) -> bool:
-    """Whether all executors must be on the driver's machine."""
+    """Whether this master runs all executors on the driver's machine."""
     return is_local(master) or _OF_THIS_HOST.fullmatch(master) is not None
 
 
@@ -79,8 +80,8 @@ _BESIDE: Final = {
 
 
 def checked_registry(given: Mapping[str, str]) -> dict[str, str]:
-    """The setting ``registry``: one key of REGISTRIES, and ``catalog`` for Unity Catalog or ``prefix`` for the others.
-    Raises ValueError, whose message quotes no value, because an address may contain a secret."""
+    """Checks the setting ``registry``. It has one key of REGISTRIES, and ``catalog`` for Unity Catalog or ``prefix``
+    for the others. Raises ValueError, whose message quotes no value, because an address may contain a secret."""
     kinds = [key for key in given if key in REGISTRIES]
     if len(kinds) != 1:
         raise ValueError("needs exactly one of `unity`, `glue` and `hive`")

@@ -192,8 +192,8 @@ _log = logging.getLogger(__name__)
 
 
 def shut_out(layout: Layout, leader: int) -> None:
-    """Make later commits of a writer that has lost the lake's lease fail. Called by the new leader, which is the
-    process that has taken over the lease. ``leader``, its number, is higher than the numbers of all earlier leaders.
+    """Prevent later commits of a writer that has lost the lake's lease. Called by the new leader, which is the process
+    that has taken over the lease. ``leader``, its number, is higher than the numbers of all earlier leaders.
 
     The old writer may have been suspended or cut off, and may not know that it has lost the lease. Its next commit to a
     table claims the number after the newest version that it has seen, and fails if a commit with that number exists. So

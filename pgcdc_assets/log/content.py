@@ -32,7 +32,7 @@ class StagedSegments:
     """Written segments that are not in the Delta table yet, and the tally of their rows."""
 
     files: list[tuple[SegmentDraft, CommitFacts | None]] = field(default_factory=list)
-    """Each segment, with its :class:`CommitFacts` if its transaction was in progress when the segment was written."""
+    """Each segment. It has :class:`CommitFacts` if its transaction was in progress when the segment was written."""
     tally: Tally = field(default_factory=Tally)
     kept: dict[PreparedKey, int] = field(default_factory=dict)
     """The prepared transactions whose content was stored under ``_prepared/`` and is now in these segments, each with

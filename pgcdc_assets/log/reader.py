@@ -271,9 +271,7 @@ def _commit_facts(path: Location, tags: Mapping[str, str], *, needed: bool) -> C
     except ValueError:
         raise LogCorrupt("has tags that cannot be read", thing=str(path)) from None
     if needed and facts is None:
-        raise LogCorrupt(
-            "has rows that arrived before their commit, but no tags with its LSN and time", thing=str(path)
-        )
+        raise LogCorrupt("lacks the tags with the commit LSN and commit time of its rows", thing=str(path))
     return facts
 
 

@@ -111,7 +111,7 @@ def summary_of(start: Lsn, end: Lsn, timeline: int, tally: Tally, records: Seque
 
 
 def _iso(ended: TransactionEnd | None) -> str | None:
-    """The commit time in ISO 8601, so that people can read it if they open the log with another tool."""
+    """The commit time in ISO 8601, which people can read if they open the log with another tool."""
     if ended is None:
         return None
     return (EPOCH + timedelta(microseconds=ended.commit_ts)).isoformat()

@@ -240,7 +240,8 @@ class PreparedTransactions:
         return self._pending.setdefault(transaction.key, transaction) is transaction
 
     def named(self, message: CommitPrepared | RollbackPrepared) -> PreparedTransaction | None:
-        """The transaction that this message ends; None if its content was never received, or if it has ended."""
+        """The prepared transaction that this message ends; None if its content was never received, or if it has already
+        ended."""
         if isinstance(message, RollbackPrepared):
             return self._pending.get(PreparedKey(message.xid, message.gid, message.prepare_end_lsn))
         found = [key for key in self._pending if key[:2] == (message.xid, message.gid)]

@@ -201,7 +201,7 @@ class Ledger:
 
 
 def sweep_ledgers(layout: Layout, grace: timedelta) -> None:
-    """Deletes the files that no recent version of the ledgers needs."""
+    """Deletes the files that no recent version of the ledgers needs (:func:`pgcdc_assets.delta.sweep.sweep`)."""
     for folder in layout.ledgers:
         sweep(folder, grace)
 

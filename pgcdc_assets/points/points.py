@@ -152,7 +152,7 @@ class ConsistentPoints:
         if version != self._listed_at:
             self._listed, self._listed_at = {}, version
             self._unread = self._ledger.newest_first()
-        # The newest file lists the followed tables. All files are read only for a table without any point.
+        # The newest file usually lists all followed tables. All files are read only for a table that no point lists.
         while str(table) not in self._listed:
             rows = next(self._unread, None)
             if rows is None:

@@ -78,7 +78,7 @@ class LocalStore(Store):
         return to.text
 
     def scratch(self, folder: Location) -> str:
-        """The folder itself, so that a rename is enough to move a draft to its place."""
+        """The folder itself. It is on the same file system as the lake, so :meth:`put` only renames the draft."""
         _make_folder(folder.text)
         return folder.text
 

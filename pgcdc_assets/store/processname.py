@@ -47,7 +47,7 @@ class ProcessName:
 
     @property
     def is_here(self) -> bool:
-        """Whether the named process is in this process's pid namespace, so that this process can look up the pid."""
+        """Whether this process can look up the pid, because both processes are in the same pid namespace."""
         return self.space == _space()
 
     @property

@@ -1,5 +1,5 @@
-"""The functions that read and write the lake's files. Each function calls the method of the same name of the store in
-which the file is; :mod:`pgcdc_assets.store.base` describes these methods."""
+"""The functions that read and write the lake's files. Most functions only call the method of the same name in the
+file's store; :mod:`pgcdc_assets.store.base` describes these methods."""
 
 from __future__ import annotations
 
