@@ -1,14 +1,15 @@
-"""Reads the lake, without the source.
+"""Reads the lake, without the source. A consistent point, or only "point", is an LSN at which all mirrors can be read
+together.
 
 lake   ``Lake``: chooses a point by LSN or time
-point  ``LakeAt``: what a reader can do with the mirrors of one point
+point  ``LakeAt``: reads the mirrors at one point
 scan   the rows of one version of a mirror, as a stream
 views  mirrors as views of DuckDB, Polars and Spark
 
-arrival     waits until the mirrors hold a transaction
+arrival     waits until the mirrors contain a transaction
 tableat     one table at one point, and the changes of one row
 changefeed  reads a change feed up to a point
-netchange   the net change between two points
-undo        what is reverted, and the SQL that reverts it
+netchange   the rows of a mirror that differ between two points
+undo        the SQL that reverts changes on the source
 sqltext     names and values as SQL
 """

@@ -17,9 +17,9 @@ from pgcdc_assets.store import storage
 
 
 def wait_for_point(layout: Layout, points: ConsistentPoints, lsn: Lsn, timeout: float) -> Point:
-    """The newest consistent point, once its mirrors contain every transaction that ends at or below ``lsn``. NotReached
-    after ``timeout`` seconds. Each check costs about seven small reads, and the store advises the pause between two
-    checks."""
+    """Waits until the mirrors contain every transaction that ends at or below ``lsn``, and returns the newest
+    consistent point. Raises NotReached after ``timeout`` seconds. Each check costs about seven small reads. The pause
+    between two checks depends on the store."""
     arrival, deadline = _Arrival(layout), time.monotonic() + timeout
     while True:
         point = points.newest()
@@ -32,14 +32,14 @@ def wait_for_point(layout: Layout, points: ConsistentPoints, lsn: Lsn, timeout: 
             )
             raise NotReached(
                 f"did not reach {lsn} within {timeout:g} s: {newest}", thing=f"lake {layout.root}",
-                do="see `pgcdc status`; only a running `pgcdc follow`, `pgcdc up` or `pgcdc sync` brings changes",
+                do="see `pgcdc status`; changes arrive only while `pgcdc follow`, `pgcdc up` or `pgcdc sync` runs",
             )  # fmt: skip
         time.sleep(min(left, storage.pace(layout.root)))
 
 
 class _Arrival:
-    """Decides whether the mirrors of a consistent point below an LSN already contain everything up to this LSN: no
-    point is published for WAL that changes no mirror."""
+    """Decides whether the mirrors already contain everything up to an LSN, although the newest consistent point is
+    below it. This is possible, because no point is published for WAL that changes no mirror."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -47,7 +47,8 @@ class _Arrival:
         self._states = TableStates(layout)
 
     def contains(self, point: Point, lsn: Lsn) -> bool:
-        """Whether the log is complete to ``lsn``, and contains no change above the point for the point's tables."""
+        """Whether the log is complete to ``lsn``, and has no change above the point for a table that the point
+        lists."""
         try:
             position = Lsn(self._log.version().positions.get(self._position_id, 0))
         except SetupNeeded:
@@ -65,8 +66,9 @@ class _Arrival:
         return self._log.identity.app_id()
 
     def _unlisted(self, point: Point) -> set[int]:
-        """The relations of known tables that the point does not list. An unknown relation may be a new partition. A
-        renamed table also has a state under its former name."""
+        """The OIDs of the relations of known tables that the point does not list. Changes of these relations need not
+        be in the point. An unknown relation is not included, because it may be a new partition of a listed table. A
+        renamed table also has a state under its former name, so the OIDs of listed tables are taken out."""
         tables = [
             (name in point.tables, row.table) for name, row in self._states.all().items() if row.table is not None
         ]

@@ -20,7 +20,7 @@ from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
 from pgcdc_assets.feed.table import bounds_of
 
 BATCH_BYTES: Final = 8 << 20
-"""Bytes of the files, which are compressed, that become one batch."""
+"""A batch that a reader gets contains the rows of about this many (compressed) bytes of the feed's files."""
 _ORDER: Final = [(COMMIT_LSN, "ascending"), (ORDINAL, "ascending")]
 
 
@@ -46,7 +46,7 @@ class ChangeFeed:
             # The feed is being derived again for another structure of the table.
             return cls(name, LsnRange(upto, upto), folder, None)
         if end < copied:
-            # Nothing was derived since the copy: the table has not changed since.
+            # Nothing was added to the feed since the copy, because the table has not changed since.
             return cls(name, LsnRange(min(copied, upto), upto), folder, None)
         return cls(name, LsnRange(min(start, upto), upto), folder, delta)
 
@@ -55,22 +55,24 @@ class ChangeFeed:
         return pa.schema([]) if self._delta is None else self._delta.columns
 
     def require(self, after: Lsn) -> None:
-        """FeedGap if changes at or above ``after`` are missing."""
+        """Raises FeedGap if the feed lacks changes at or above ``after``."""
         if after < self.covered.start:
             raise FeedGap(
                 f"begins at {self.covered.start}, so it lacks changes since {after}",
                 thing=f"change feed of {self.name}", lsn=after,
-                do="retention removed them, or the table was copied again: read the mirror at a point, and continue "
-                   "from its LSN",
+                do="retention deleted them, or the table was copied again; read the whole mirror at a point, and later "
+                   "its changes after the LSN of this point",
             )  # fmt: skip
 
     def rows(self, span: LsnRange, only: pc.Expression | None = None) -> Iterator[pa.Table]:
-        """The changes of the span in order: tables of about ``BATCH_BYTES``. ``only``: where this is true."""
+        """The changes of the span in order, as tables of about ``BATCH_BYTES``. ``only``: only rows for which this is
+        true."""
         for files in self._overlapping(span):
             yield from self._ordered(files, span, only)
 
     def _overlapping(self, span: LsnRange) -> Iterator[list[Added]]:
-        """The files of the span, in groups whose LSNs do not overlap. One turn writes several files for one range."""
+        """The files with rows of the span, in groups. The LSN ranges of two groups do not overlap. Files of one group
+        overlap, for example because several Spark tasks wrote them for one transform."""
         found = [(*bounds_of(file), file) for file in (self._delta.files if self._delta is not None else ())]
         found = sorted((one for one in found if one[0] < span.end and one[1] >= span.start), key=lambda one: one[0])
         held: list[Added] = []

@@ -20,11 +20,11 @@ from pgcdc_assets.lake.undo import commit_of, undo_range, undo_transaction
 from pgcdc_assets.points.points import ConsistentPoints, Point
 
 When = Lsn | str | int | datetime | LakeAt | None
-"""A point, or what :meth:`Lake.at` takes."""
+"""A point, or an argument with which :meth:`Lake.at` chooses a point."""
 
 
 class Lake:
-    """A lake, given its root folder. Nothing is kept open: every call reads what is published at that time."""
+    """A lake, given its root folder. Each call reads which points are published at that time."""
 
     def __init__(self, root: str | PathLike[str] | Location) -> None:
         self._layout = Layout.of(root)
@@ -37,9 +37,11 @@ class Lake:
         return sorted(newest.tables.keys() - newest.changed.keys()) if newest else []
 
     def at(self, lsn: Lsn | str | int | datetime | None = None) -> LakeAt:
-        """The lake at the newest point at or below ``lsn`` (``X/Y`` or an integer), or at the newest point that was
-        published at or before a time. Without ``lsn``: at the newest point. LakeError if there is no such point;
-        ValueError for a text that is not an LSN, and for a time without a zone; TypeError for anything else."""
+        """The lake at one point. ``lsn`` is an LSN (``X/Y`` or an integer): the newest point at or below it. Or it is a
+        time: the newest point that was published at or before it. Without ``lsn``: the newest point.
+
+        Raises LakeError if there is no such point, ValueError for a text that is not an LSN and for a time without a
+        zone, and TypeError for any other argument."""
         point, where = self._point(lsn)
         if point is None:
             oldest = self._points.oldest()
@@ -52,19 +54,22 @@ class Lake:
         return LakeAt(self._layout, point)
 
     def wait(self, lsn: Lsn | str | int, timeout: float = 60.0) -> LakeAt:
-        """Returns the newest point as soon as its mirrors contain every transaction that ends at or below ``lsn``. To
-        read what your transaction committed, pass ``pg_current_wal_insert_lsn()``, read after its COMMIT. NotReached
-        after ``timeout`` seconds.
+        """Waits until the mirrors contain every transaction that ends at or below ``lsn``, and returns the newest
+        point. Raises NotReached after ``timeout`` seconds.
 
-        The point's own LSN is below ``lsn`` if nothing between them changes a table of the point.
+        To read what your transaction committed, query ``pg_current_wal_insert_lsn()`` after its COMMIT, and pass the
+        result as ``lsn``. If nothing between the point and ``lsn`` changes a table of the point, the point's own LSN is
+        below ``lsn``.
         """
         return LakeAt(self._layout, wait_for_point(self._layout, self._points, Lsn.of(lsn), timeout))
 
     def diff(self, table: TableName | str, a: When, b: When = None) -> pa.Table:
-        """What turns the table's rows at ``a`` into its rows at ``b`` (default: the newest point), one row per key:
-        ``kind`` (``insert``, ``update``, ``delete``), and the images ``before`` (at ``a``) and ``after`` (at ``b``). A
-        table without a key has one row per copy of a row that came or went. ``a`` may be above ``b``. LakeError if the
-        table has other columns at ``a`` than at ``b``."""
+        """The rows of the table that differ between the points ``a`` and ``b`` (default: the newest point). ``a`` may
+        be above ``b``.
+
+        The result has a row for each key that differs: ``kind`` (``insert``, ``update`` or ``delete``), and the row's
+        values ``before`` (at ``a``) and ``after`` (at ``b``). For a table without a key, it has a row for each row that
+        was added or deleted. Raises LakeError if the table has other columns at ``a`` than at ``b``."""
         before, after = self._at(a).table_at(table), self._at(b).table_at(table)
         return net_change(before.mirror, after.mirror, after.table)
 
@@ -72,12 +77,14 @@ class Lake:
         self, table: TableName | str, a: When = None, b: When = None, *, key: Mapping[str, Any] | Any = None,
         commit_lsn: Lsn | str | int | None = None, xid: int | None = None,
     ) -> str:  # fmt: skip
-        """SQL that takes the table's rows on the source from their state at ``b`` (default: the newest point) back to
-        their state at ``a``. Empty if nothing differs. ``key``: only this row. ``commit_lsn`` or ``xid``, instead of
-        ``a`` and ``b``: only the rows that this transaction changed. Of a 64-bit xid, the lower 32 bits count.
+        """SQL for the source that changes the table's rows from their state at ``b`` (default: the newest point) back
+        to their state at ``a``. Empty if nothing differs.
 
-        The SQL is one statement, done whole or not at all. It fails if a row has changed since ``b``. LakeError if the
-        change cannot be reverted exactly.
+        ``key``: revert only this row. ``commit_lsn`` or ``xid``, instead of ``a`` and ``b``: revert only the rows that
+        this transaction changed. Only the lower 32 bits of a 64-bit xid are compared.
+
+        The SQL is one statement, which reverts everything or nothing. It fails if a row has changed since ``b``. Raises
+        LakeError if the change cannot be reverted exactly.
         """
         if commit_lsn is None and xid is None:
             if a is None:
@@ -98,7 +105,7 @@ class Lake:
         return when if isinstance(when, LakeAt) else self.at(when)
 
     def _point(self, wanted: Lsn | str | int | datetime | None) -> tuple[Point | None, str]:
-        """The point, and how an error describes it."""
+        """The point (None if there is none), and the words with which an error describes what was wanted."""
         if wanted is None:
             return self._points.newest(), ""
         if isinstance(wanted, datetime):

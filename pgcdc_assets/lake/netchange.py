@@ -1,9 +1,9 @@
-"""The net change of a table between two points: the rows that differ, with both images.
+"""The net change of a table between two points: the rows that differ, with their values at both points (images).
 
-Two versions of a mirror share most of their files. Only two kinds of rows are read: rows of files that one version
-lacks, and rows that the deletion vectors of one version alone delete. First their keys are read, then the whole rows
-that differ. So the cost depends on what was written between the points, and REPLICA IDENTITY FULL is not needed. The
-keys of these rows, and the result, must fit into memory.
+Two versions of a mirror share most of their files. Only two kinds of rows are read: rows in files that only one version
+has, and rows that only one version's deletion vectors delete. First the keys of these rows are read, then the whole
+rows that differ. So the cost depends on what was written between the points, and REPLICA IDENTITY FULL is not needed.
+The keys and the result must fit into memory.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from pgcdc_assets.mirror.net.neteffect import key_numbers
 
 INSERT, UPDATE, DELETE = "insert", "update", "delete"
 NOT_COMPARED: Final = frozenset({COMMIT_LSN, COMMIT_TS, LEAF, ROW, HASH})
-"""Our columns that say nothing about the row's values. A new copy changes them."""
+"""Columns that pgcdc adds, and that are not values of the row. They differ after a new copy, even if the row does
+not."""
 
 
 def net_change(before: DeltaVersion, after: DeltaVersion, table: Table) -> pa.Table:
-    """The rows that differ between two versions of a mirror: columns ``kind``, ``before`` and ``after``. The images are
-    structs with the mirror's columns. ``table``: the mirror's table in its present structure. LakeError if the two
-    versions have different columns."""
+    """The rows that differ between two versions of a mirror, with the columns ``kind``, ``before`` and ``after``.
+    ``before`` and ``after`` are structs with the mirror's columns. ``table``: the table in its current structure.
+    Raises LakeError if the two versions have different columns."""
     _refuse_other_columns(before, after, table)
     sides = _Side(before, after), _Side(after, before)
     if table.key:
@@ -57,7 +58,8 @@ def _refuse_other_columns(before: DeltaVersion, after: DeltaVersion, table: Tabl
 
 
 def _columns(of: DeltaVersion) -> list[tuple[str, pa.DataType, str]]:
-    """The table's own columns, with their names in the files: a rename may give a name to another column."""
+    """The table's own columns, each with its name in the data files. That name is compared, too, because after a rename
+    another column may have the same name."""
     columns = of.columns
     stored = physical(columns, of.schema)
     found = zip(columns, stored, strict=True)
@@ -69,7 +71,7 @@ def _structure(of: DeltaVersion) -> str | None:
 
 
 def _key(table: Table, version: DeltaVersion) -> list[str]:
-    """The names of the key's columns in a version, which may have another structure than the table now."""
+    """The names of the key's columns in a version of the mirror. They may differ from the current names."""
     former = table.lineage.former if table.lineage is not None else ()
     held = set(version.columns.names)
     names = {column.attnum: column.name for column in (*former, *table.columns) if column.name in held}
@@ -80,7 +82,8 @@ def _key(table: Table, version: DeltaVersion) -> list[str]:
 
 
 class _Side:
-    """The rows that only ``this`` version has as they are stored. A row's place is its number among them."""
+    """The stored rows that ``this`` version has and the other version does not have. A row's place is its index among
+    these rows."""
 
     def __init__(self, this: DeltaVersion, other: DeltaVersion) -> None:
         same = {file_key(file.action) for file in other.files}
@@ -102,7 +105,7 @@ class _Side:
         return pa.concat_tables([schema.empty_table(), *parts])
 
     def rows(self, places: Ints) -> pa.Table:
-        """The rows at these places, which ascend."""
+        """The whole rows at these places, which must be in ascending order."""
         parts = [pa.schema([self._field(name) for name in self.columns]).empty_table()]
         first = 0
         for group, alone in self._groups():
@@ -117,7 +120,7 @@ class _Side:
         return pa.field(name, self._target.field(name).type)
 
     def _groups(self) -> Iterator[tuple[RowGroup, Bools]]:
-        """The row groups with such rows, and a mask of these rows."""
+        """The row groups that have rows of this side, each with a mask of these rows."""
         for groups in self._target.files_groups({}):
             gone = self._gone_elsewhere(groups)
             for group in groups:
@@ -126,7 +129,8 @@ class _Side:
                     yield group, alone
 
     def _gone_elsewhere(self, groups: Sequence[RowGroup]) -> Bools | None:
-        """The rows of a file that the other version has deleted; None if the other version lacks the file."""
+        """For each row of a file, whether the other version has deleted it; None if the other version does not have the
+        file."""
         twin = self._others.get(groups[0].path) if groups else None
         if twin is None:
             return None
@@ -136,9 +140,9 @@ class _Side:
 
 
 def _differing(narrow: Sequence[pa.Table], key: Sequence[str], table: Table, *, known: bool) -> tuple[Ints, Ints]:
-    """The places of the rows that may differ. A row that the same transaction changed last in both versions is the same
-    row, in another file. This is ``known`` only if the structure did not change: a new column may have the name of an
-    old one."""
+    """The places of the rows that may differ. If the same transaction changed a row last in both versions, the row is
+    the same, and was only moved to another file. This conclusion needs equal structures (``known``), because after a
+    structure change a new column may have the name of an old column."""
     if not known:
         return np.arange(narrow[0].num_rows), np.arange(narrow[1].num_rows)
     at = _by_key(narrow, key, table)
@@ -152,7 +156,7 @@ def _differing(narrow: Sequence[pa.Table], key: Sequence[str], table: Table, *, 
 
 
 def _by_key(rows: Sequence[pa.Table], key: Sequence[str], table: Table) -> list[Ints]:
-    """For each side, the row of each key; -1 if the side does not have the key."""
+    """For each side, the place of each key's row; -1 if the side does not have the key."""
     number = key_numbers(pa.concat_tables(rows), _named(key))
     at = [np.full(int(number.max(initial=-1)) + 1, -1, dtype=np.int64) for _ in rows]
     for found, mine in zip(at, np.split(number, [rows[0].num_rows]), strict=True):
@@ -178,14 +182,16 @@ def _paired(rows: Sequence[pa.Table], key: Sequence[str], table: Table) -> pa.Ta
 
 
 def _moved(sides: Sequence[_Side], table: Table) -> tuple[Ints, Ints]:
-    """The places of rows without a key that are only on one side. A compaction keeps the identity of rows."""
+    """For a table without a key: the places of the rows that are only on one side. If the rows have an identity
+    (``_pgcdc_row``), rows that a compaction moved to another file are left out."""
     if not table.multiset:
         return np.arange(sides[0].count), np.arange(sides[1].count)
     return _uncancelled([side.narrow([ROW, RAW]) for side in sides], [ROW])
 
 
 def _counted(rows: Sequence[pa.Table], table: Table) -> pa.Table:
-    """One row per copy of a row that came or went: equal rows on both sides cancel each other."""
+    """The result for a table without a key: one row for each row that was added or deleted. Equal rows on both sides
+    cancel each other."""
     values = [name for name in rows[0].column_names if name not in NOT_COMPARED and name != RAW]
     went, came = _uncancelled(rows, [*values, HASH] if table.multiset else values)
     nothing = np.full(1, -1, dtype=np.int64)
@@ -205,7 +211,7 @@ def _uncancelled(rows: Sequence[pa.Table], columns: Sequence[str]) -> tuple[Ints
 
 
 def _equal(left: pa.Table, right: pa.Table) -> Bools:
-    """For each row, whether both sides have the same values. Unlike to a key, 0 and -0 differ."""
+    """For each row, whether both sides have the same values. 0 and -0 differ here, although they are equal as keys."""
     same = np.ones(left.num_rows, dtype=bool)
     for name in left.column_names:
         if name not in NOT_COMPARED:
@@ -226,12 +232,13 @@ def _same(left: pa.Array, right: pa.Array) -> Bools:
 
 
 def _text(value: Any, kind: pa.DataType) -> str:
-    """A text that is equal exactly for equal values. The entries of a map have no order."""
+    """A text that is the same for two values exactly if the values are equal. The entries of a map are sorted, because
+    their order has no meaning."""
     return repr(sorted(value) if value and pa.types.is_map(kind) else value)
 
 
 def _image(rows: pa.Table, at: Ints) -> pa.StructArray:
-    """A struct for each place; NULL where the place is -1."""
+    """The rows at these places as structs; NULL where the place is -1."""
     lacking = at < 0
     taken = rows.take(pa.array(at, mask=lacking))
     fields = [field.with_nullable(True) for field in taken.schema]

@@ -33,11 +33,11 @@ _OPENED: Final = 16
 
 @dataclass(frozen=True)
 class LakeAt:
-    """All mirrors with exactly the transactions below ``lsn`` applied.
+    """The mirrors at one consistent point. They contain exactly the transactions with ``commit_lsn < lsn``.
 
-    Methods take a table as text (``public.orders``) or as :class:`TableName`. Methods that read raise LakeError if the
-    table's version is gone (older than the mirrors' retention), if it is not the version that was published, or if
-    another writer changed its rows; UnknownTable if the point does not list the table.
+    Methods take a table as text (``public.orders``) or as :class:`TableName`. Methods that read raise UnknownTable if
+    the point does not list the table. They raise LakeError if the mirror's version was deleted (it is older than the
+    mirrors' retention), if it is not the version that was published, or if another writer changed its rows.
     """
 
     _layout: Layout
@@ -58,16 +58,18 @@ class LakeAt:
         return Versions(self._point.tables)
 
     def path(self, table: TableName | str) -> str:
-        """The mirror's folder, as a path or URL for other readers; pass them :attr:`versions` too."""
+        """The mirror's folder, as a path or URL for other readers of Delta tables. They must read the version that
+        :attr:`versions` gives."""
         return str(self._layout.mirror(self._as_published(table).name))
 
     def arrow(
         self, table: TableName | str, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.Table:  # fmt: skip
-        """The mirror's rows, in no particular order, with the table's columns and ours (``_pgcdc_...``).
+        """The mirror's rows, in no particular order, with the table's columns and pgcdc's columns (``_pgcdc_...``).
 
-        ``columns``: only these. ``filter``: only rows for which this is true, like ``pc.field("id") > 5``; files are
-        read only where their statistics leave it possible. UsageError for an unknown column.
+        ``columns``: only these columns. ``filter``: only rows for which this is true, like ``pc.field("id") > 5``.
+        Parts of files whose statistics show that no row can match are not read. Raises UsageError for an unknown
+        column.
         """
         return self.batches(table, columns, filter).read_all()
 
@@ -84,8 +86,9 @@ class LakeAt:
         return polars_frame(self._as_published(table))
 
     def duckdb(self, tables: Iterable[TableName | str] | None = None) -> DuckDBPyConnection:
-        """A new DuckDB connection with a view of each table (by default of all): ``public.orders``, or only ``orders``
-        for the schema ``public``. Rows are read by each query. Needs the package ``duckdb``."""
+        """A new DuckDB connection with a view of each of these tables (by default of all tables). A query names them
+        like ``sales.orders``; the schema ``public`` may be left out. Each query reads the rows again. Needs the package
+        ``duckdb``."""
         from pgcdc_assets.lake.views import MirrorDataset, duckdb_connection
 
         return duckdb_connection(MirrorDataset(scan) for scan in self._scans(self.tables if tables is None else tables))
@@ -108,8 +111,8 @@ class LakeAt:
     def spark(self, session: SparkSession, table: TableName | str) -> DataFrame: ...
 
     def spark(self, session: SparkSession, table: TableName | str | None = None) -> DataFrame | None:
-        """The mirror's rows as a data frame. Without a table: makes a temporary view of each table, named ``orders``
-        for ``public.orders`` and `` `sales.orders` `` for ``sales.orders``.
+        """The mirror's rows as a data frame. Without a table, makes a temporary view of each table instead. The view of
+        ``public.orders`` is named ``orders``, and the view of ``sales.orders`` is named `` `sales.orders` ``.
 
         The session needs Delta Lake (see :func:`pgcdc_assets.delta_session`), and access to the store.
         """
@@ -124,9 +127,9 @@ class LakeAt:
         """The logical messages below this point, in order. ``after``: leave out the messages below this LSN. To read
         only new messages, pass the ``lsn`` of the point that you read before.
 
-        The transactional messages are exactly those of the transactions that the mirrors contain at this point.
-        Messages outside transactions are placed among them by LSN. LakeError if the point has no messages (the setting
-        ``messages`` was empty), or if the feed cannot be read.
+        The transactional messages are exactly the messages of the transactions that the mirrors contain at this point.
+        Messages outside transactions are placed among them by LSN. Raises LakeError if the point has no messages (the
+        setting ``messages`` was empty), or if the feed cannot be read.
         """
         start = Lsn.of(after)
         if self._point.messages is None:
@@ -135,19 +138,20 @@ class LakeAt:
         return read_messages(self._layout, LsnRange(min(start, self.lsn), self.lsn), self._point.messages)
 
     def changes(self, table: TableName | str, after: Lsn | str | int) -> Iterator[pa.Table]:
-        """The table's changes from ``after``, the LSN of an earlier point, up to this point, in the order
-        ``(_pgcdc_commit_lsn, _pgcdc_ordinal)``: tables of bounded size, with the columns of the change feed. Only
-        ``_pgcdc_unchanged`` is different: it holds names of columns. FeedGap, before the first table, if the feed does
-        not contain all changes."""
+        """The table's changes from ``after``, the LSN of an earlier point, up to this point. They are ordered by
+        ``(_pgcdc_commit_lsn, _pgcdc_ordinal)``, and returned as tables of bounded size.
+
+        The tables have the columns of the change feed, but ``_pgcdc_unchanged`` has names of columns instead of their
+        attnums. Raises FeedGap before the first table, if the feed does not contain all changes."""
         return self.table_at(table).changes(Lsn.of(after))
 
     def history(self, table: TableName | str, key: Mapping[str, Any] | Any) -> RowHistory:
-        """Every change of one row, up to this point, that the change feed still contains. ``key``: the value of each
-        key column by name; for a key of one column, also just the value."""
+        """Every change of one row, up to this point, that the change feed still contains. ``key``: a mapping from the
+        names of the key columns to their values. If the key has one column, ``key`` may also be the value."""
         return self.table_at(table).history(key)
 
     def table_at(self, table: TableName | str) -> TableAt:
-        """The table at this point, for what compares two points."""
+        """The table at this point, as an input for a comparison of two points."""
         scan = self._as_published(table)
         return TableAt(self._layout, self._point, scan.name, scan.table)
 
@@ -164,14 +168,14 @@ class LakeAt:
         return scans
 
     def _named(self, query: str) -> list[TableName]:
-        """The tables whose names are in the text; if there are none, all tables, for a query like SHOW TABLES. So a
-        query does not open the logs of tables that it cannot read."""
+        """The tables whose names occur in the query, so that the Delta logs of other tables are not opened. All tables
+        if no name occurs, as in SHOW TABLES."""
         text = query.replace('""', '"').lower()
         return [table for table in self.tables if table.name.lower() in text] or self.tables
 
     def _as_published(self, table: TableName | str) -> MirrorScan:
-        """A table of the point. LakeError if the table's version records another position than the point: the version
-        is then not the published version."""
+        """A table of the point. Raises LakeError if the mirror's version records another position than the point does,
+        because the version is then not the one that was published."""
         name = self._known(table)
         if (changed := self._point.changed.get(name)) is not None:
             raise LakeError(
@@ -183,7 +187,7 @@ class LakeAt:
         found = own_position(delta.positions, delta.configuration.get(IDENTITY, ""), name)
         if found != published:
             raise LakeError(
-                f"version {version} is at {found}, but the published version was at {published}",
+                f"version {version} is at {found}, but the version that was published was at {published}",
                 thing=f"mirror {name}", lsn=self.lsn,
                 do=f"use a newer LSN; if the newest is refused too, run `pgcdc snapshot {name.shell}`",
             )  # fmt: skip

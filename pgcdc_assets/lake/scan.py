@@ -1,5 +1,5 @@
-"""Reads one version of a mirror as a stream of rows: only the columns and rows that are asked for, one row group at a
-time. Rows that a deletion vector has are left out. Renamed columns and widened types are read as the table has them.
+"""Reads one version of a mirror as a stream of rows: only the requested columns and rows, one row group at a time. Rows
+in a deletion vector are left out. Renamed columns have their current names, and widened columns their current types.
 
 A filter is an expression of ``pyarrow.compute``, with pyarrow's rules: NULL matches no comparison, and NaN is neither
 below nor above a number. A row group is skipped if its statistics show that no row can match.
@@ -29,14 +29,15 @@ class MirrorScan:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Without Delta's notes on columns: a table that a reader writes with them would have wrong column names."""
+        """The mirror's columns without Delta's metadata of fields. If a reader wrote a new Delta table with this
+        metadata, the table would have wrong column names."""
         return pa.schema([field.remove_metadata() for field in self.table.columns])
 
     def batches(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.RecordBatchReader:  # fmt: skip
-        """The rows in no particular order. At most one row group is in memory. LakeError if the version cannot be
-        read; UsageError for an unknown column."""
+        """The rows in no particular order. At most one row group is in memory. Raises LakeError if the version cannot
+        be read, and UsageError for an unknown column."""
         chosen = self.schema.names if columns is None else list(columns)
         if unknown := [name for name in chosen if name not in self.schema.names]:
             raise UsageError(f"has no column {unknown[0]!r}", thing=f"table {self.name} at this point",
@@ -46,7 +47,7 @@ class MirrorScan:
 
     def _read(self, columns: list[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         compared = [] if filter is None else compared_columns(filter, self.schema)
-        # A table without columns would have no number of rows.
+        # Read at least one column, because Arrow tables without columns have no number of rows.
         names = list(dict.fromkeys([*columns, *compared])) or self.schema.names[:1]
         try:
             for group in MergeTarget.of(self.table).groups({}):
@@ -62,13 +63,14 @@ class MirrorScan:
                             do="it may be older than the mirror's retention; use a newer LSN") from error  # fmt: skip
 
     def _may_match(self, group: RowGroup, filter: pc.Expression, compared: Sequence[str]) -> bool:
-        # This imports pandas.
+        # Imported only here, because this module imports pandas, which is slow.
         import pyarrow.dataset as ds
 
         known = pc.scalar(True)
         for name in compared:
             known &= _known(group, self.schema.field(name))
-        # Only a dataset compares expressions: it leaves out a fragment whose rows cannot match.
+        # pyarrow can compare a filter with known bounds only through a dataset, which leaves out fragments whose rows
+        # cannot match. So the row group is represented by an empty fragment with its bounds.
         form = ds.ParquetFileFormat()
         fragment = form.make_fragment(pa.BufferReader(b""), partition_expression=known)
         return any(True for _ in ds.FileSystemDataset([fragment], self.schema, form).get_fragments(filter))
@@ -81,7 +83,8 @@ def compared_columns(filter: pc.Expression, schema: pa.Schema) -> list[str]:
 
 
 def _needed(filter: pc.Expression, rows: pa.Table, names: list[str]) -> list[str]:
-    """The columns among ``names`` without which the expression cannot be evaluated. pyarrow does not list them."""
+    """The columns among ``names`` without which the expression cannot be evaluated. pyarrow does not list the columns
+    of an expression, so they are found by leaving out half of ``names``, again and again."""
     try:
         rows.drop_columns(names).filter(filter)
     except pa.ArrowInvalid:
@@ -93,7 +96,8 @@ def _needed(filter: pc.Expression, rows: pa.Table, names: list[str]) -> list[str
 
 
 def _known(group: RowGroup, field: pa.Field) -> pc.Expression:
-    """What the file's statistics say of a column's values. Floating-point columns are left out: no bound has NaN."""
+    """The bounds of a column's values in the file's statistics, as an expression. It is always true for a
+    floating-point column, because the bounds do not include NaN."""
     if pa.types.is_nested(field.type) or pa.types.is_floating(field.type):
         return pc.scalar(True)
     try:

@@ -18,9 +18,10 @@ SESSION: Final = {
     "bytea_output": "hex", "lc_monetary": "C", "quote_all_identifiers": "off", "array_nulls": "on",
     "xmloption": "content",
 }  # fmt: skip
-"""The settings under which the texts of a mirror were written, and are read back as the same values."""
+"""The PostgreSQL settings with which the texts in a mirror were written. With these settings, PostgreSQL reads the
+texts as the same values."""
 _QUOTED: Final = r'["\\{{}}{} \t\n\r\v\f]'
-"""Characters for which array_out puts an element in quotes. The delimiter is one of them."""
+"""Pattern for the characters because of which array_out writes an array element in quotes. ``{}`` is the delimiter."""
 
 
 def table_identifier(name: TableName) -> str:
@@ -43,8 +44,9 @@ def stored_type(of: PgType) -> PgType:
 
 
 def value_text(value: Any, of: PgType) -> str | None:
-    """A mirror's value as text that the type's input function reads as the same value. For types that the mirror stores
-    as text, and for arrays of these, it is also the text that the type's output function writes."""
+    """A mirror's value as text that the type's input function reads as the same value. If the mirror stores the type as
+    text, the result is also exactly the text that the type's output function writes. The same holds for arrays of such
+    a type."""
     of = stored_type(of)
     match value:
         case None:
@@ -79,11 +81,12 @@ def _element(text: str | None, delimiter: str) -> str:
 
 
 def equals(column: str, text: str | None, kind: pa.DataType, *, indexed: bool = False) -> str:
-    """A condition that is true exactly if the column has this value. ``kind``: the column's type in the mirror; text if
-    the value is from ``_pgcdc_raw``. ``indexed``: the condition may use an index on the column.
+    """An SQL condition that is true exactly if the column has this value. ``kind``: the column's type in the mirror, or
+    string if the value is from ``_pgcdc_raw``. ``indexed``: write the condition so that PostgreSQL can use an index on
+    the column.
 
-    A value that the mirror stores as text is compared as text, because some types have no operator for equality, and
-    some operators take different values for equal.
+    A value that the mirror stores as text is compared as text. Some types have no operator for equality, and for some
+    types this operator treats different values as equal.
     """
     name = quoted(column)
     if text is None:

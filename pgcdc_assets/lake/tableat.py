@@ -1,5 +1,5 @@
-"""One table at one point: its structure, its change feed as the point sees it, and the history of one row: every change
-that the feed still contains."""
+"""One table at one point: its structure, its change feed up to the point, and the history of a row (every change of the
+row that the feed still contains)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TableAt:
 
     @cached_property
     def table(self) -> Table:
-        """The table in its present structure, which may be newer than the mirror's version."""
+        """The table with the newest recorded structure, which may be newer than the mirror's version."""
         row = TableStates(self.layout).get(self.name)
         if row is None or row.table is None:
             raise UnknownTable("has no recorded structure", thing=f"table {self.name}")
@@ -59,7 +59,8 @@ class TableAt:
         return ChangeFeed.at(self.layout, self.name, self.mirror, owner, self.point.replay_lsn)
 
     def changes(self, after: Lsn) -> Iterator[pa.Table]:
-        """The changes at or above ``after`` and below the point, in order. FeedGap if some are missing."""
+        """The changes at or above ``after`` and below the point, in order. Raises FeedGap if the feed lacks some of
+        them."""
         feed = self.feed
         feed.require(after)
         for rows in feed.rows(LsnRange(min(after, feed.covered.end), feed.covered.end)):
@@ -76,7 +77,7 @@ class TableAt:
 
 
 def _named(attnums: pa.ListArray, table: Table) -> pa.ListArray:
-    """The feed's column names in place of attnums."""
+    """Replaces each attnum by the column's name in the feed."""
     former = table.lineage.former if table.lineage is not None else ()
     names = {column.attnum: feed_name(column.name) for column in (*former, *table.columns)}
     found = pa.array([names.get(attnum, str(attnum)) for attnum in attnums.flatten().to_pylist()], pa.string())
@@ -99,13 +100,15 @@ class RowHistory:
 
     complete_from: Lsn
     versions: pa.Table
-    """The changes, oldest first. ``kind``: an operation of the change feed. ``row``: the values, as in the mirror.
-    ``unknown``: the columns whose value the source did not send with this change or an earlier change in the feed.
-    ``messages``: the logical messages of the transaction; NULL if the point has no messages."""
+    """The changes, oldest first. ``kind``: an operation of the change feed. ``row``: the values that the feed has for
+    the change, in the columns of the mirror. ``unknown``: columns whose value is not known, because it was sent neither
+    with this change nor with an earlier change in the feed. ``messages``: the logical messages of the transaction; NULL
+    if the point has no messages."""
 
 
 def keyed(table: Table, key: Mapping[str, Any] | Any) -> dict[str, Any]:
-    """The value of each key column. A key of one column may be given as its value. UsageError otherwise."""
+    """The value of each key column by name. ``key``: a mapping from names to values, or, for a key of one column, only
+    its value. Raises UsageError if ``key`` does not give exactly the key's columns, or if the table has no key."""
     names = [column.name for column in table.key_columns]
     given = dict(key) if isinstance(key, Mapping) else dict(zip(names, [key], strict=False))
     if not names:
@@ -117,7 +120,8 @@ def keyed(table: Table, key: Mapping[str, Any] | Any) -> dict[str, Any]:
 
 
 def has_key(schema: pa.Schema, key: Mapping[str, Any]) -> pc.Expression:
-    """Matches the feed's rows with this key. UsageError for a value that the column's type cannot represent."""
+    """An expression that is true for the feed's rows with this key. Raises UsageError for a value that the column's
+    type cannot represent."""
     conditions = []
     for name, value in key.items():
         kind = schema.field(feed_name(name)).type
@@ -126,8 +130,8 @@ def has_key(schema: pa.Schema, key: Mapping[str, Any]) -> pc.Expression:
 
 
 def key_scalar(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
-    """A key's value in the type of its column. UsageError for a value that the type cannot represent exactly, such as
-    2.5 for an integer, and for NaN and None, which equal nothing."""
+    """A key's value in the type of its column. Raises UsageError for a value that the type cannot represent exactly,
+    such as 2.5 for an integer, and for NaN and None, which are equal to no key."""
     try:
         found = pa.scalar(value, kind)
         exact = found.as_py() == value or (pa.types.is_floating(kind) and value == value)
@@ -139,7 +143,7 @@ def key_scalar(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 def row_history(feed: ChangeFeed, table: Table, key: Mapping[str, Any]) -> pa.Table:
-    """:attr:`RowHistory.versions` without the messages. A TRUNCATE of the table is a change of each row."""
+    """:attr:`RowHistory.versions` without the messages. A TRUNCATE of the table counts as a change of each row."""
     values = [(column.attnum, column.name, feed_name(column.name)) for column in table.columns
               if feed_name(column.name) in feed.schema.names]  # fmt: skip
     image = pa.struct([*(pa.field(name, feed.schema.field(held).type) for _, name, held in values), (RAW, RAW_TYPE)])
@@ -168,7 +172,8 @@ def row_history(feed: ChangeFeed, table: Table, key: Mapping[str, Any]) -> pa.Ta
 
 
 def _sources(ops: Sequence[str], unchanged: Sequence[list[int] | None]) -> list[dict[int, int | None]]:
-    """For each change, the change that has the value of each column that was not sent; None if no change has it."""
+    """For each change of a row: by the attnum of each column that was not sent, the index of the earlier change that
+    has the column's value. None instead of the index if no change in the feed has the value."""
     found: list[dict[int, int | None]] = []
     for place, attnums in enumerate(unchanged):
         follows = place > 0 and ops[place - 1] in (INSERT, POSTIMAGE)

@@ -1,7 +1,8 @@
-"""What an undo reverts (a range, one key, or one transaction), and the SQL that takes rows of the source back.
+"""Writes the SQL that reverts changes on the source: the changes between two points, of all rows or of one row, or the
+changes of one transaction.
 
-The text is one DO block, so it is done whole or not at all. Each statement names all values that its row had at the
-later point. If a row has other values now, the statement finds no row, and the block fails.
+The SQL is one DO block, so it reverts everything or nothing. The WHERE clause of each statement contains all values
+that the row had at the later point. If the row has other values now, the statement finds no row, and the block fails.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pgcdc_assets.mirror.net.neteffect import key_numbers
 
 
 def undo_range(earlier: TableAt, later: TableAt, key: Mapping[str, Any] | Any = None) -> str:
-    """SQL that takes the table, or the row with this key, from its state at ``later`` back to its state at
+    """SQL that changes the table, or only the row with this key, from its state at ``later`` back to its state at
     ``earlier``."""
     change = net_change(later.mirror, earlier.mirror, later.table)
     if key is not None:
@@ -36,8 +37,9 @@ def undo_range(earlier: TableAt, later: TableAt, key: Mapping[str, Any] | Any = 
 
 
 def commit_of(at: TableAt, xid: int) -> Lsn:
-    """The ``commit_lsn`` of a transaction that changed the table. LakeError unless the feed contains exactly one.
-    ``xid``: 32 bits, or 64 bits as pg_current_xact_id() returns it. The stream sends no epoch, so none is compared."""
+    """The ``commit_lsn`` of the transaction with this xid. Raises LakeError unless the table's feed contains changes of
+    exactly one such transaction. ``xid``: 32 bits, or 64 bits as pg_current_xact_id() returns it. Only the lower 32
+    bits are compared, because the stream does not send the upper bits (the epoch)."""
     if type(xid) is not int:
         raise UsageError(f"the xid {xid!r} is not an integer")
     only = pc.field(XID) == xid & 0xFFFFFFFF
@@ -50,8 +52,9 @@ def commit_of(at: TableAt, xid: int) -> Lsn:
 
 
 def undo_transaction(earlier: TableAt, later: TableAt, commit_lsn: Lsn) -> str:
-    """SQL that takes the rows that a transaction changed back to their state at ``earlier``. The two points are the
-    nearest ones, and other transactions may lie between them. LakeError if they changed the same rows."""
+    """SQL that changes the rows of one transaction back to their state at ``earlier``. ``earlier`` and ``later`` are
+    the nearest points before and after the transaction. Raises LakeError if other transactions between these points
+    changed the same rows."""
     feed, table = later.feed, later.table
     feed.require(earlier.point.replay_lsn)
     parts = [feed.schema.empty_table(), *feed.rows(LsnRange(earlier.point.replay_lsn, later.point.replay_lsn))]
@@ -99,13 +102,14 @@ def _images_keys(change: pa.Table, columns: list[FeedColumn]) -> pa.Table:
 
 
 def _among(rows: pa.Table, others: pa.Table, columns: list[FeedColumn]) -> Any:
-    """For each row, whether ``others`` has its key."""
+    """For each row, whether ``others`` contains a row with the same key."""
     number = key_numbers(pa.concat_tables([rows, others.cast(rows.schema)]), columns)
     return np.isin(number[: rows.num_rows], number[rows.num_rows :])
 
 
 _ORDER: Final = (DELETE, UPDATE, INSERT)
-"""A row that was inserted may have a unique value of a row that was deleted: delete first, insert last."""
+"""The order of the statements. Rows are deleted first and inserted last, because a row to insert may have the unique
+value of a row to delete."""
 _BLOCK: Final = """DO {tag}
 #variable_conflict use_column
 DECLARE
@@ -124,8 +128,8 @@ _COLUMNS: Final = """  IF EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attr
 
 
 def reversal(change: pa.Table, table: Table) -> str:
-    """The SQL that carries out ``change``: a net change from the later point to the earlier point. Empty if nothing is
-    to be done. LakeError if the table has another structure now."""
+    """The SQL that carries out ``change``, which is the net change from the later point to the earlier point. Empty if
+    ``change`` is empty. Raises LakeError if the table has other columns now."""
     if not change.num_rows:
         return ""
     held = [field.name for field in change.schema.field("before").type if field.name not in {*NOT_COMPARED, RAW}]
@@ -188,7 +192,8 @@ class _Writer:
         return " ".join((f"SELECT {columns}".rstrip(), "FROM", self.name, "WHERE", where))
 
     def no_other_columns(self) -> str:
-        """A row that is inserted must get all its values. The mirror lacks columns that are not published."""
+        """SQL that fails if the table has columns that the mirror lacks, because they are not published. The values of
+        these columns are not known, so a deleted row cannot be inserted again with all its values."""
         names = ", ".join(literal(column.name) for column in self.table.columns)
         message = (
             f"{self.table.name} has columns that its mirror lacks, so its rows cannot be inserted; nothing was undone"
@@ -200,7 +205,7 @@ class _Writer:
             yield column.name, self._text(column, image)[0]
 
     def _text(self, column: Column, image: Mapping[str, Any] | None) -> tuple[str | None, pa.DataType]:
-        """A column's value as text, and the type as which it is compared."""
+        """A column's value as text, and the Arrow type that decides how it is compared."""
         assert image is not None
         raw = dict(image[RAW] or ())
         if column.name in raw:

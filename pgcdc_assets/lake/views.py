@@ -1,7 +1,7 @@
-"""Mirrors of one point as views of DuckDB, Polars, and Spark's SQL.
+"""Mirrors of one point for DuckDB, Polars and Spark.
 
-DuckDB and Polars get rows from :mod:`pgcdc_assets.lake.scan` and not from their own readers of Delta tables. The reader
-of Polars refuses mapped columns and widened types. DuckDB downloads its reader when it is first used.
+DuckDB and Polars get rows from :mod:`pgcdc_assets.lake.scan` and not from their own readers of Delta tables. The
+reason: Polars' reader refuses mapped columns and widened types, and DuckDB downloads its reader when it is first used.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Result = TypeVar("Result")
 
 
 class MirrorDataset(ds.InMemoryDataset):  # type: ignore[misc]
-    """A mirror for DuckDB, which calls :meth:`scanner` for each query, with the columns and rows that the query needs.
-    DuckDB leaves out conditions in which Arrow's rules are not SQL's, such as ``>`` with NaN."""
+    """A mirror for DuckDB. For each query, DuckDB calls :meth:`scanner` with the columns and the filter of the query.
+    It leaves conditions out of the filter for which Arrow's rules differ from SQL's, such as ``>`` with NaN."""
 
     def __init__(self, scan: MirrorScan) -> None:
         super().__init__(scan.schema.empty_table())
         self.scan = scan
         self.failure: Exception | None = None
-        """The error that ended a query. DuckDB's own error has only its text."""
+        """The error that ended a query. DuckDB raises its own error, which contains only the text of this error."""
 
     def scanner(self, columns: list[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> Scanned:
         rows = self.scan.batches(columns, filter)
@@ -51,8 +51,8 @@ class MirrorDataset(ds.InMemoryDataset):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Scanned:
-    """What DuckDB needs of a scanner. A scanner of Arrow reads ahead in another thread, and Python crashes if it ends
-    while this thread reads."""
+    """The parts of a scanner that DuckDB uses. Arrow's own scanner is not used, because it reads ahead in another
+    thread, and Python crashes if the process ends while this thread reads."""
 
     rows: pa.RecordBatchReader
 
@@ -67,12 +67,12 @@ class Scanned:
 def duckdb_connection(mirrors: Iterable[MirrorDataset]) -> duckdb.DuckDBPyConnection:
     """A DuckDB in memory with a view of each mirror. Tables of the schema ``public`` need no schema in queries."""
     connection: duckdb.DuckDBPyConnection = package("duckdb").connect()
-    # DuckDB would write the bar to stdout, into the result of `pgcdc sql`.
+    # Without this setting, DuckDB would write a progress bar to stdout, into the result of `pgcdc sql`.
     connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
     connection.execute("CREATE SCHEMA IF NOT EXISTS public")
     for mirror in mirrors:
         name = mirror.scan.name
-        # `temp` and `system` alone are other databases.
+        # The name of the database is needed, because schemas named `temp` or `system` would be taken for databases.
         schema = f"memory.{quoted(name.schema)}"
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}; USE {schema}")
         connection.from_arrow(mirror).create_view(name.name)
@@ -81,10 +81,11 @@ def duckdb_connection(mirrors: Iterable[MirrorDataset]) -> duckdb.DuckDBPyConnec
 
 
 def in_duckdb(scans: Iterable[MirrorScan], use: Callable[[duckdb.DuckDBPyConnection], Result]) -> Result:
-    """The result of ``use``, which gets a connection. LakeError if a mirror cannot be read; DuckDB's own errors."""
+    """The result of ``use``, which gets a connection with a view of each mirror. Raises LakeError if a mirror cannot be
+    read, and DuckDB's own errors."""
     mirrors = [MirrorDataset(scan) for scan in scans]
     with duckdb_connection(mirrors) as connection:
-        # An unknown table would be looked for among the variables of this program.
+        # Otherwise DuckDB would look for an unknown table among the variables of this program.
         connection.execute("SET python_enable_replacements = false")
         try:
             return use(connection)
@@ -125,7 +126,8 @@ def spark_views(frames: Mapping[TableName, DataFrame]) -> None:
 
 
 def refuse_same_names(tables: Iterable[TableName]) -> None:
-    """LakeError if an engine that ignores case would take two tables for one."""
+    """Raises LakeError if the names of two tables differ only in case, because DuckDB and Spark ignore case in
+    names."""
     known: dict[tuple[str, str], TableName] = {}
     for table in tables:
         other = known.setdefault((table.schema.lower(), table.name.lower()), table)
@@ -135,7 +137,7 @@ def refuse_same_names(tables: Iterable[TableName]) -> None:
 
 
 def package(name: str) -> Any:
-    """An optional package. MachineError if it is not installed."""
+    """The module of an optional package. Raises MachineError if it is not installed."""
     try:
         return import_module(name)
     except ModuleNotFoundError:
