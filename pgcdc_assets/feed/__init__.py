@@ -2,6 +2,9 @@
 
 Data flow: log -> transform -> task (in Spark's workers): routing, events, protocol.columns -> file -> table
 
+A span is a part of the log between two boundaries. A relation shape is one version of a relation: its columns and their
+types. Each shape has a number in the log, its schema_id.
+
 schema      the columns of a feed; the facts of a feed file
 plan        plans what a transform does for each table
 transform   derives the feeds of tables from a span of the log

@@ -1,6 +1,7 @@
 """Turns rows of the log into changes of a table: the old and new row images, and which values these images lack.
 
-The rows are processed in groups. A group has rows of one kind (I, U or D) and one relation shape. Values are text here.
+The rows are processed in groups. All rows of a group have the same kind (I, U or D) and the same relation shape
+(version of the relation's columns). Values are text here.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Route:
     leaf: TableName | None = None
     """The leaf partition to which the rows belong, if the table is partitioned."""
     younger: tuple[Column, ...] = ()
-    """Columns of the mirror that were added after these rows were written. Complete rows get the value that PostgreSQL
-    stores for older rows (:attr:`Column.missing`)."""
+    """Columns of the mirror that were added after these rows were written. The rows get the value that PostgreSQL
+    stores for older rows of such a column (:attr:`Column.missing`)."""
 
     @classmethod
     def of(
@@ -66,11 +67,13 @@ class RowChanges:
     rows: Ints
     """For each change, the index of its row in the group."""
     half: int
-    """0 for the old image of an update that is stored as two feed rows, otherwise 1."""
+    """0 for the old image of an update that is stored as two feed rows, otherwise 1. See ``ORDINAL`` in
+    :mod:`pgcdc_assets.feed.schema`."""
     text: dict[int, pa.StringArray]
     """Values by attnum, without columns that the row images do not contain."""
     unchanged: dict[int, Bools] = field(default_factory=dict)
-    """By attnum: which values were not sent and are not in the old image."""
+    """By attnum: for each change, whether the TOAST value is missing, because it was not sent and is not in the old
+    image."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Unfollowable:
 
 
 def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> Iterator[RowChanges | Unfollowable]:
-    """Decodes a group, and yields its changes. Raises ProtocolError, with the LSN, if a payload is malformed."""
+    """Decodes a group, and yields its changes. Raises ProtocolError, with the LSN, if a message is malformed."""
     encoding = Encoding.of(route.shape.encoding)
     try:
         found = {item.image: item for item in images(payload, kind, len(route.shape.columns), lsns, encoding=encoding)}
@@ -93,7 +96,7 @@ def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> I
     old = found.get("O") or found.get("K")
     if "O" in found and "K" in found:
         raise ProtocolError(
-            "key tuples (K) and old tuples (O) arrived under one Relation message", thing=str(route.shape.table)
+            "key tuples (K) and old tuples (O) arrived for the same Relation message", thing=str(route.shape.table)
         )
     if kind == "I":
         yield from _inserts(found["N"], route)
@@ -129,7 +132,7 @@ def _inserts(new: Images, route: Route) -> Iterator[RowChanges | Unfollowable]:
         lacking = np.logical_or.reduce(list(change.unchanged.values()))
         yield Unfollowable(
             int(new.rows[np.argmax(lacking)]),
-            "an inserted row arrived without a large value (a row filter turned an update into an insert)",
+            "an inserted row arrived without a large value, because a row filter turned an update into an insert",
         )
     yield from _checked(change, route)
 
@@ -163,8 +166,8 @@ def _updates(new: Images, old: Images | None, route: Route) -> Iterator[RowChang
 
 
 def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[RowChanges | Unfollowable]:
-    """Yields the changes for updates or deletes of a table without a key (a multiset of rows): complete old rows are
-    deleted, and complete new rows are added."""
+    """Yields the changes for updates or deletes of a table without a key. Its rows are a multiset: the whole old row is
+    deleted, and the whole new row is added."""
     arriving = np.zeros(0, dtype=np.int64) if new is None else new.rows
     if old is None or old.image != "O" or (new is not None and len(old.rows) != len(arriving)):
         at = arriving if len(arriving) else np.zeros(1, dtype=np.int64)
@@ -189,7 +192,8 @@ def _change(op: str, image: Images, route: Route) -> RowChanges:
 
 
 def _filled(post: RowChanges, pre: RowChanges, at: Ints) -> RowChanges:
-    """Fills in values that were not sent, from the old tuple, if the old tuple has them."""
+    """Fills in the values of new tuples that were not sent, if the old tuples have them. ``at``: the places of the old
+    tuples' rows among the new tuples."""
     text, unchanged = dict(post.text), dict(post.unchanged)
     for attnum, mask in post.unchanged.items():
         if attnum not in pre.text:
@@ -219,12 +223,12 @@ def _checked(change: RowChanges, route: Route) -> Iterator[RowChanges | Unfollow
     for column in route.table.key_columns:
         text = change.text.get(column.attnum)
         if text is None:
-            yield Unfollowable(int(change.rows[0]), f"key column {column.name!r} is not in the stream")
+            yield Unfollowable(int(change.rows[0]), f"the source does not send key column {column.name!r}")
             return
         if text.null_count:
             row = int(change.rows[np.argmax(np.asarray(pc.is_null(text)))])
             # The key was dropped, or did not exist when the row was written.
-            what = f"the stream gives no value of key column {column.name!r}"
+            what = f"the source sent a row without a value for key column {column.name!r}"
             yield Unfollowable(row, what, unread=True)
             return
     yield change

@@ -21,7 +21,7 @@ from pgcdc_assets.store.scratch import DraftFile
 
 FACTS = b"pgcdc.facts"
 ROW_GROUP_BYTES = 32 << 20
-"""A row group is written when the rows in memory have this many bytes. This limits the memory per file."""
+"""A row group is written as soon as the rows in memory have this many bytes. This limits the memory per file."""
 
 
 class FeedWriter:

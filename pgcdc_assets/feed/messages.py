@@ -1,12 +1,12 @@
-"""The feed of logical messages: a Delta table whose order is ``(order_lsn, ordinal)``.
+"""The feed of logical messages: a Delta table, ordered by ``(order_lsn, ordinal)``.
 
 ``order_lsn`` is the ``commit_lsn`` of the message's transaction. For a message outside of a transaction, ``order_lsn``
 is the end of the message's WAL record, minus one. So ``order_lsn < B`` decides for both kinds whether a message is
 below a boundary B.
 
 The Delta commit that adds files also records, in two app transactions, the range that the feed covers without a gap.
-For a span without messages there is no Delta commit. The newest consistent point then records how far the feed is
-complete.
+For a part of the log without messages, there is no Delta commit. In this case only the newest consistent point records
+up to which LSN the feed is complete.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class MessageFeed(DeltaFeed):
     order = ORDER_LSN
 
     def __init__(self, layout: Layout, identity: Identity, encoding: Encoding = UTF8) -> None:
-        """``encoding``: the encoding of the source's texts. It is needed only to decode messages of the log."""
+        """``encoding``: the encoding of the source database. It is needed only to derive messages from the log."""
         path = layout.messages
         super().__init__(
             path, layout.root, DeltaLog(path), identity.app_id("messages_since"), identity.app_id("messages")
@@ -93,32 +93,34 @@ class MessageFeed(DeltaFeed):
 
     @property
     def complete_to(self) -> Lsn:
-        """The LSN up to which the feed contains every message that was requested from the source."""
+        """The LSN up to which the feed contains every message that was requested from the source by the setting
+        ``messages``."""
         return max(self.covered.end, self._empty_to)
 
     def known_to(self, lsn: Lsn) -> None:
-        """Records that the feed is complete to ``lsn``, because a consistent point says so. The feed's Delta table does
-        not record this if no message was added."""
+        """Remembers, in this object only, that the feed is complete to ``lsn``, because a consistent point says so. The
+        feed's Delta table does not say so if there were no new messages."""
         if self.exists:
             self._empty_to = max(self._empty_to, lsn)
 
     def begin(self, at: Lsn, log_start: Lsn) -> None:
-        """Creates the Delta table if it does not exist. The feed then begins at ``at``. If it exists but ends below
-        ``log_start``, because retention has cut off the log while no messages were requested, the feed continues from
+        """Creates the Delta table if it does not exist. The feed then begins at ``at``. An existing feed may end below
+        ``log_start``: retention deleted a part of the log while no messages were requested. Such a feed continues from
         ``log_start``."""
         if not self.exists:
             if self._delta is None:
                 create_table(self.path, Schema.from_arrow(SCHEMA), FEED_PROPERTIES, {}, self._root)
                 self._delta = self._log.newest()
             assert self._delta is not None
-            # Files of an existing table belong to another slot. Remove them.
+            # If the table exists without positions of this slot, its files belong to another slot. Remove them.
             self._write(self._delta.files, [], LsnRange(at, at))
         elif self.complete_to < log_start:
             self._write([], [], LsnRange(min(self.covered.start, log_start), log_start))
         self.settle()
 
     def advance(self, log: LogSpan, upto: Lsn) -> MessagesTaken:
-        """Adds the log's messages up to ``upto``, to which the log is complete. They are durable when this returns."""
+        """Adds the log's messages up to ``upto``. The log must be complete to ``upto``. The messages are durable when
+        this method returns."""
         if upto <= self.complete_to:
             return MessagesTaken()
         files, taken = derived(self.path, log.part(LsnRange(self.complete_to, upto)), self._encoding)
@@ -129,8 +131,8 @@ class MessageFeed(DeltaFeed):
         return taken
 
     def derive_again(self, log: ChangeLog, span: LsnRange) -> MessagesTaken:
-        """Derives the messages of ``span`` from the log again, and replaces them in the feed. Because only whole files
-        can be replaced, this may also replace messages outside of ``span``."""
+        """Derives the messages of ``span`` from the log again, and replaces them in the feed. Only whole files can be
+        replaced, so messages outside of ``span`` may be derived again, too."""
         covered = self.covered
         span = LsnRange(max(span.start, covered.start), max(min(span.end, covered.end), covered.start))
         if span.start >= span.end:
@@ -143,7 +145,7 @@ class MessageFeed(DeltaFeed):
         return taken
 
     def compact(self) -> int:
-        """Merges small files with consecutive messages. Returns how many files fewer the feed then has."""
+        """Merges small files with consecutive messages. Returns by how many files the feed became smaller."""
 
         def merged(group: list[Added]) -> list[FileReport]:
             return _written(self.path, [dataset([self.path / file.path for file in group], SCHEMA).to_table()])
@@ -184,8 +186,8 @@ def derived(
 
 
 def _held(span: LogSpan) -> int | None:
-    """Returns the receiver's count of messages in the span. None if only a part of a batch with messages is in the
-    span, because the receiver counts per batch."""
+    """Returns the receiver's count of messages in the span. The receiver counts per batch, so the result is None if
+    only a part of a batch with messages is in the span."""
     total = 0
     for batch in span.batches:
         count = batch.others.get("M", 0)
@@ -238,9 +240,9 @@ def _written(folder: Location, parts: Sequence[pa.Table] | Iterator[pa.Table]) -
 
 
 def read_messages(layout: Layout, span: LsnRange, stood: Lsn, commits: Sequence[int] | None = None) -> pa.Table:
-    """Returns the messages of the span in order, from the newest version of the feed. ``stood``: the feed's end that a
-    consistent point recorded. ``commits``: only the messages of the transactions with these ``commit_lsn``. Raises
-    LakeError if the feed ends below ``stood``, or cannot be read."""
+    """Returns the messages of the span in order, from the newest version of the feed. ``stood``: the end of the feed
+    when the point was published, as the point recorded it. ``commits``: only the messages of the transactions with
+    these ``commit_lsn``. Raises LakeError if the feed ends below ``stood``, or cannot be read."""
     delta = DeltaLog(layout.messages).newest()
     if delta is None:
         raise LakeError("does not exist", thing=f"feed {layout.messages}")

@@ -1,5 +1,6 @@
 """Plans what a transform does for each table, from the relation shapes of its rows and the state of its feed. A shape
-(:class:`Shape`) is one version of a relation: its columns and their types."""
+(:class:`Shape`) is one version of a relation: its columns and their types. It has a number in the log, the
+schema_id."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Followed:
     after: Lsn
     """The table's ``replay_lsn``. Transactions that commit below this LSN are not needed."""
     unchanged_from: Lsn | None = None
-    """No transaction between this LSN and ``after`` changed the table. None means the same as ``after``."""
+    """No transaction between this LSN and ``after`` changed the table. None: no such LSN below ``after`` is known."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,17 @@ class FeedPlan:
     unchanged_from: Lsn
     """See :attr:`Followed.unchanged_from`."""
     todo: LsnRange | None
-    """The range to derive; None if the feed already contains everything. It may be larger than the span, because whole
-    files are replaced."""
+    """The range to derive; None if the feed already contains everything. It may be larger than the span of the
+    transform, because only whole files of the feed can be replaced."""
     replaced: tuple[str, ...]
     """Names of the feed's files that the new files replace."""
     relations: frozenset[int]
+    """The OIDs of the relations whose rows affect the table."""
     routes: dict[int, Route]
-    """By schema_id."""
+    """By schema_id: how rows with this shape become rows of the mirror."""
     unread: dict[int, str]
-    """By schema_id: why rows with this shape cannot be read, or why they belong to no partition of the table."""
+    """By schema_id: why the table's feed must end at rows with this shape. For example, they cannot be read, or they
+    belong to a partition that is not known."""
     again: bool
     """Whether changes that the feed already contains are derived again."""
 
@@ -63,8 +66,8 @@ Failures = dict[TableName, tuple[Table, Lsn, str]]
 def planned(
     span: LogSpan, feeds: Feeds, router: Router, tables: Sequence[Followed], *, again: bool
 ) -> tuple[list[FeedPlan], Failures]:
-    """Makes a plan for each table; tables whose feed cannot be read are in the failures instead. With ``again``, the
-    plans also derive changes that the feeds already contain."""
+    """Returns a plan for each table, and the tables whose feeds cannot be read. With ``again``, the plans also derive
+    changes that the feeds already contain."""
     placed = _placed(span, router)
     plans: list[FeedPlan] = []
     failures: Failures = {}
@@ -87,8 +90,9 @@ def planned(
 def _plan(
     feeds: Feeds, reach: LogSpan, after: Lsn, unchanged_from: Lsn, placed: _Placed, reading: _Reading, *, again: bool
 ) -> FeedPlan:
-    # An earlier transform may have derived changes with new columns that were never applied. If the feed were opened
-    # for the table without these columns, it would seem empty, and its rows would be derived a second time.
+    # The feed is opened with all columns of the span's rows. An earlier transform may have derived changes with new
+    # columns, and the run may have ended before they were applied. If the feed were opened without these columns, its
+    # rows would not fit, and would be derived a second time.
     feed = feeds.open(reading.table)
     start, end = reach.lsns.start, reach.lsns.end
     if not again and feed.covered.start <= after <= feed.covered.end:
@@ -109,7 +113,8 @@ def _plan(
 
 
 def _widened(feeds: Feeds, todo: LogSpan, router: Router, entry: Followed, plan: FeedPlan) -> FeedPlan:
-    """Returns the plan with the shapes of all rows in ``todo``, which is larger than the span."""
+    """Returns the plan with the shapes of all rows in ``todo``, which goes beyond the part of the log for which the
+    plan was made."""
     placed = _placed(todo, router).get(entry.table.name, _Placed())
     reading = _Reading.of(todo, entry.table, placed, past=plan.again, at_least=plan.table)
     return replace(
@@ -161,7 +166,8 @@ class _Reading:
     def of(
         cls, span: LogSpan, table: Table, placed: _Placed, *, past: bool, at_least: Table | None = None
     ) -> _Reading:  # fmt: skip
-        """``placed`` may contain shapes that no row of the span has. Such shapes must not add columns to the table."""
+        """How the rows of the span are read. ``placed`` may contain shapes that no row of the span has. Such shapes
+        must not add columns to the table."""
         shapes = placed.taken
         after = _after(span, table, shapes)
         read = partial(table_of_rows, table, past=past)
@@ -182,8 +188,8 @@ class _Reading:
 
 
 def _after(span: LogSpan, table: Table, shapes: Sequence[Shape]) -> dict[int, Lsn]:
-    """Returns, by schema_id, an LSN below which no row of the span has this shape: ``columns_since`` if it is inside
-    the span and no row below it has the shape, otherwise the span's start."""
+    """Returns, by schema_id, an LSN below which no row of the span has this shape. The LSN is the table's
+    ``columns_since`` if it is inside the span and no row below it has the shape. Otherwise it is the span's start."""
     start, end = span.lsns.start, span.lsns.end
     found = dict.fromkeys((shape.schema_id for shape in shapes), start)
     since = table.columns_since

@@ -1,9 +1,9 @@
 """Decides to which mirrored table the rows of a relation belong.
 
 The OID of the rows' relation decides: it is the OID of a table, or of a leaf partition that a table had at its snapshot
-copy. A relation's OID never changes and is not used again. A name may change and be used again, and the catalog is read
-after the rows were written. So names and catalog facts never decide to which table a row belongs. They only show that a
-table cannot be followed further, because a partition was detached or added, or because a different table has its name.
+copy. Names and facts of the catalog never decide, for two reasons: a name may change and be used again, and the catalog
+is read after the rows were written. Names and facts only show that a table cannot be followed further, because a
+partition was detached or added, or because a different table has its name.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Router:
     tables: Mapping[int, Table]
     """Tables by their own OIDs."""
     holders: Mapping[int, tuple[Table, ...]]
-    """Tables by the OIDs of their leaf partitions. A leaf that was moved from one table to another has both tables
-    here, if each had this leaf at its snapshot copy."""
+    """Tables by the OIDs of their leaf partitions. An OID has two tables if the leaf was moved from one to the other,
+    and each had the leaf at its snapshot copy."""
     names: Mapping[TableName, Table]
 
     @classmethod
@@ -55,7 +55,7 @@ class Router:
         return cls({table.oid: table for table in followed}, holders, {table.name: table for table in followed})
 
     def place(self, shape: Shape) -> Place:
-        """Finds the tables that rows of this shape affect."""
+        """Returns the tables that rows of this shape affect."""
         taker = self._taker(shape)
         return Place(
             taker.name if taker else None,
@@ -93,7 +93,8 @@ class Router:
 
 
 def known_leaves(table: Table) -> set[int]:
-    """Returns the OIDs of all leaf partitions that the table has had since its snapshot copy, mirrored or not."""
+    """Returns the OIDs of all leaf partitions that the table has had since its snapshot copy, also of partitions whose
+    rows are not mirrored."""
     left = table.lineage.left if table.lineage is not None else ()
     return {*(leaf.oid for leaf in table.leaves), *(leaf.oid for leaf in table.outside), *left}
 

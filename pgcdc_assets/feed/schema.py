@@ -1,8 +1,8 @@
 """The columns of a change feed, and the facts of its files.
 
-A feed needs no Delta column mapping: column names that Delta refuses are percent-encoded, other names are unchanged. If
-no name had to be encoded, a feed file that contains only inserts can become a file of the mirror, whose readers ignore
-the ``_pgcdc`` columns of the feed.
+A feed needs no Delta column mapping, because column names that Delta refuses are percent-encoded. If no name had to be
+encoded, a feed file that contains only inserts can become a file of the mirror without being rewritten. Readers of the
+mirror ignore the feed's own columns (``_pgcdc_op``, ...).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pgcdc_assets.protocol.text.types import arrow_type
 OP = "_pgcdc_op"
 COMMIT_LSN = "_pgcdc_commit_lsn"
 ORDINAL = "_pgcdc_ordinal"
-"""Order of the changes in a transaction. A change with ``tx_ordinal`` n has 2n + 1. If an update is stored as two rows
-(it changes the key, or the table has no key), the row with the old image has 2n."""
+"""Order of the changes in a transaction: 2n + 1 for the change with ``tx_ordinal`` n. An update that changes the key,
+or of a table without a key, is stored as two rows: the old image with 2n, and the new image with 2n + 1."""
 COMMIT_TS = "_pgcdc_commit_ts"
 XID = "_pgcdc_xid"
 ORIGIN = "_pgcdc_origin"
@@ -47,8 +47,8 @@ _ESCAPE = re.compile(r"%[0-9A-F]{2}")
 
 
 def feed_name(name: str) -> str:
-    """Returns a column's name in the feed: percent-encoded if Delta refuses it or it begins with ``_pgcdc``. Different
-    names have different results."""
+    """Returns a column's name in the feed. It is percent-encoded if Delta refuses it, or if it begins with ``_pgcdc``.
+    Different names have different results."""
     if not (REFUSED.search(name) or _ESCAPE.search(name) or name.startswith("_pgcdc")):
         return name
     text = REFUSED.sub(lambda match: f"%{ord(match[0]):02X}", name.replace("%", "%25"))
@@ -106,13 +106,14 @@ class FeedFacts:
     masked: tuple[int, ...] = ()
     """attnums of the columns for which at least one value was not sent."""
     odd_keys: bool = False
-    """Whether some key value does not fit its type and is in ``_pgcdc_raw``."""
+    """Whether at least one key value does not fit its type, so that its text is in ``_pgcdc_raw``."""
     bucket: int | None = None
-    """Number of the bucket to which all keys in the file belong. None: the file may contain any key."""
+    """The bucket to which all keys in the file belong, from 0. None: the file may contain any key."""
     buckets: int = 1
-    """Number of buckets into which the table's keys are divided."""
+    """Into how many buckets the table's keys are divided."""
     arrivals: bool = False
-    """Whether all rows are new images of updates that changed the key. The old images are in other files."""
+    """Whether all rows are new images of updates that changed the key. Their old images are in other files, because
+    they may belong to other buckets."""
 
     @property
     def rows(self) -> int:
@@ -148,14 +149,14 @@ class FeedEnd(NamedTuple):
     """``commit_lsn`` of the first transaction whose changes the feed does not contain."""
     reason: str
     unread: bool = False
-    """True if a row does not fit the table's structure. The next catalog check then decides what happens to the table.
-    If False, the table is set aside."""
+    """True if a row does not fit the recorded structure of the table. The next catalog check then decides what happens
+    to the table. If False, the table is set aside: its changes are no longer applied until the operator acts."""
 
 
 @dataclass(frozen=True)
 class FeedPart:
     """The changes of one table in one span, which are the input of an apply. ``files`` may also contain rows whose
-    ``commit_lsn`` is outside of ``span``. :class:`FeedFacts` include these rows in their counts."""
+    ``commit_lsn`` is outside of ``span``. The counts include these rows."""
 
     table: Table
     """The table with the columns of its snapshot copy, and the columns that were added up to the end of the span."""

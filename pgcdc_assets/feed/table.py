@@ -1,8 +1,7 @@
 """A table's change feed as a Delta table, and what it has in common with the feed of messages.
 
-Each file contains changes of one transform, so whole files are replaced if a span is derived again. The end of the
-covered range of a table's feed is ``changes_lsn``. Feeds have no deletion vectors, so a removed file removes all of its
-rows.
+If a part of the log is derived again, whole files of the feed are replaced, because feeds have no deletion vectors. The
+end of the range that a table's feed covers is ``changes_lsn``.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from pgcdc_assets.store import storage
 MERGED_BYTES: Final = 16 << 20
 """The approximate size of a file that compaction writes. Files larger than a quarter of this size are not merged."""
 FEWEST_MERGED: Final = 8
-"""Compaction merges at least this many small files at a time. For fewer files it waits, because more small files may
-soon be added next to them."""
+"""Compaction merges at least this many small files at a time. Fewer files are left for a later compaction, because more
+small files may soon be added next to them."""
 FEED_PROPERTIES: Final = {
     "delta.autoOptimize.autoCompact": "false",
     # Each transform makes one Delta commit. Old commit files can be deleted soon, because the newest version contains
@@ -49,7 +48,8 @@ FEED_PROPERTIES: Final = {
 }
 STRUCTURE: Final = "pgcdc.structure"
 """Table property with the structure (:attr:`Table.structure`) for which the rows were derived. Rows of an older
-structure cannot be used: they lack new columns, and a name in them may now belong to a different column."""
+structure cannot be used, because they lack new columns, and because one of their names may now belong to a different
+column."""
 
 
 class DeltaFeed:
@@ -75,8 +75,7 @@ class DeltaFeed:
         return LsnRange(Lsn(start), Lsn(end))
 
     def settle(self) -> None:
-        """Makes all Delta commits durable, so that a power cut cannot remove rows that a mirror or a consistent point
-        has."""
+        """Makes all Delta commits of the feed durable. Called before a mirror or a consistent point depends on them."""
         settle([self.path])
 
     def sweep(self, grace: timedelta) -> int:
@@ -85,7 +84,7 @@ class DeltaFeed:
         return sweep(self.path, grace)
 
     def forget(self, upto: Lsn) -> int:
-        """Removes the files whose rows are all below ``upto``, the feed's new start. Returns how many."""
+        """Removes the files whose rows are all below ``upto``, the feed's new start. Returns the number of files."""
         old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
         if old:
             covered = self.covered
@@ -109,8 +108,8 @@ class DeltaFeed:
             span = LsnRange(low, high)
 
     def _compacted(self, upto: Lsn, merged: Callable[[list[Added]], list[FileReport]]) -> int:
-        """Merges small files with consecutive rows below ``upto``. ``merged`` writes the rows of a group of files to a
-        new file. Returns how many files fewer the feed then has."""
+        """Merges small files with consecutive rows below ``upto``. ``merged`` writes the rows of a group of files to
+        new files. Returns by how many files the feed became smaller."""
         bounds = sorted(self._bounds(LsnRange(ZERO, upto)), key=lambda bounds: bounds[1])
         passed = (file for file, _, high in bounds if high < upto)
         groups = neighbours(
@@ -136,8 +135,8 @@ class DeltaFeed:
     def _write(
         self, gone: Sequence[Added], files: Sequence[FileReport], covered: LsnRange, *, changes: bool = True
     ) -> None:
-        """Makes one Delta commit. If another commit came first, tries again, unless that commit removed some of the
-        files or moved the feed's range."""
+        """Makes one Delta commit. If another program has made a commit in between, tries once more. Raises CommitLost
+        if that commit removed some of these files or changed the covered range."""
         positions = {self._start_id: int(covered.start), self._end_id: int(covered.end)}
         delta = self._delta
         assert delta is not None
@@ -183,8 +182,9 @@ class FeedTable(DeltaFeed):
         self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = (), unchanged_from: Lsn | None = None
     ) -> None:
         """Adds ``files``, the changes of ``span``, and removes the ``replaced`` files, in one Delta commit.
-        ``unchanged_from``: the mirror records no change between this LSN and the span. A feed that was emptied may have
-        lost changes there that had no effect on the mirror."""
+        ``unchanged_from``: no transaction between this LSN and the span changed the mirror, so the covered range may
+        begin there. This is not done for a feed that was emptied, because it may lack changes that had no effect on the
+        mirror."""
         covered = self.covered
         if unchanged_from is not None and (self._delta is None or covered.end):
             span = LsnRange(min(span.start, unchanged_from), span.end)
@@ -207,9 +207,9 @@ class FeedTable(DeltaFeed):
         self.settle()
 
     def compact(self, upto: Lsn) -> int:
-        """Merges small files with consecutive transactions below ``upto``. Returns how many files fewer the feed then
-        has. All transactions below ``upto`` must be applied to the mirror. Changes that are not applied must stay in
-        the files in which they were derived."""
+        """Merges small files with consecutive transactions below ``upto``. Returns by how many files the feed became
+        smaller. All transactions below ``upto`` must be applied to the mirror, because changes that are not applied yet
+        must stay in the files in which they were derived."""
         schema = feed_schema(self._table)
         return self._compacted(upto, lambda group: [merged_file(self.path, group, schema).report])
 
@@ -254,8 +254,8 @@ class Feeds:
         return FeedTable(self.layout, self.identity, table, self._logs)
 
     def restart_if_unreadable(self, table: Table) -> None:
-        """Moves a table's feed away if it cannot be read. Called for a table that was copied again, which does not need
-        the old feed."""
+        """Moves a table's feed away if it cannot be read. Called for a table that was copied again, because such a
+        table does not need its old feed."""
         with contained() as failed:
             self.open(table)
         if failed.reason is not None:

@@ -1,7 +1,7 @@
 """The work of one Spark task of the transform: reads segments of the log, and writes feed files.
 
 A segment is read in slices of bounded size. Each slice is split into groups by relation shape and kind of change. Each
-group is decoded column by column, cast to the table's types, and written to the file of its table. Spark's workers
+group is decoded column by column, converted to the table's types, and written to the file of its table. Spark's workers
 import this module, so it does not import Spark.
 """
 
@@ -57,8 +57,8 @@ SLICE_BYTES = 8 << 20
 much memory."""
 
 HELD_BYTES = 128 << 20
-"""How many bytes of unwritten rows a task may have in memory for all its files together. A large transaction is written
-to hundreds of files."""
+"""How many bytes of unwritten rows a task may have in memory for all its files together. This limit is needed because
+the changes of a large transaction are divided among hundreds of files."""
 
 _COLUMNS = ["kind", "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "relation_id", "schema_id", "payload"]
 _KINDS = ("I", "U", "D", "T")
@@ -86,7 +86,7 @@ class Derivation:
     routes: dict[int, Route]
     """By schema_id."""
     unread: dict[int, dict[TableName, str]] = field(default_factory=dict)
-    """By schema_id: the tables whose feeds end at rows with this shape, and the reason."""
+    """By schema_id: the tables whose feeds must end at rows with this shape, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class Derived:
 
 
 def derive(task: Derivation) -> Derived:
-    """Runs one task. If Spark runs it several times, only the files that the successful attempt returns are used."""
+    """Runs one task. If Spark runs the task several times, only the files that its successful attempt returns are
+    used."""
     work = _Work(task)
     try:
         for file in task.segments:
@@ -128,7 +129,7 @@ class _Work:
     def __init__(self, task: Derivation) -> None:
         self._task = task
         self._writers: dict[tuple[TableName, int | None, bool], FeedWriter] = {}
-        """By table, bucket, and whether the file is for new images of updates that changed the key."""
+        """Keys: table, bucket, and whether the file is for the new images of updates that changed the key."""
         self.ended: dict[TableName, FeedEnd] = {}
         self.taken: Counter[TableName] = Counter()
 
@@ -155,8 +156,8 @@ class _Work:
         return group.filter(pc.and_(pc.greater_equal(at, int(span.start)), pc.less(at, int(span.end))))
 
     def _decode(self, kind: str, group: pa.Table, route: Route) -> None:
-        """Decodes a group and writes its changes. If the group cannot be decoded, divides it in two halves, again and
-        again, until the first bad row is found. The table's feed ends at this row."""
+        """Decodes a group and writes its changes. If the group cannot be decoded, divides it into halves, again and
+        again, until the first bad row is found. The table's feed then ends before this row's transaction."""
         name = route.table.name
         with contained() as failed:
             found = list(_decoded(kind, group, route))
@@ -177,7 +178,7 @@ class _Work:
                 if change.op == PREIMAGE:
                     left = change.rows
                 self._write(change, rows, route, np.isin(change.rows, left))
-                # An update that is stored as two rows is counted only with its new image.
+                # Count an update that is stored as two rows only once, with its new image.
                 self.taken[name] += len(change.rows) if change.half else 0
 
     def _write(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
@@ -197,8 +198,8 @@ class _Work:
         self._end(name, self._task.targets[name].span.start, failure)
 
     def _write_fullest(self) -> None:
-        """If more than HELD_BYTES are in memory, writes the rows of the files with the most bytes, until half of
-        HELD_BYTES is left."""
+        """If more than HELD_BYTES are in memory, writes row groups of the files with the most bytes in memory, until
+        half of HELD_BYTES is left."""
         fullest = sorted(self._writers.values(), key=lambda writer: -writer.held_bytes)
         over = sum(writer.held_bytes for writer in fullest) - HELD_BYTES
         for writer in fullest if over > 0 else ():
@@ -304,8 +305,8 @@ def feed_rows(change: RowChanges, group: pa.Table, route: Route) -> pa.Table:
 
 
 def _key_hash(change: RowChanges, route: Route, rows: pa.Table) -> Ints:
-    """Computes a number for each row that is the same for all rows with the same key. If the table has no key (a
-    multiset), the number is the same for all equal rows."""
+    """Computes a number for each row. Rows with the same key have the same number. If the table has no key (a
+    multiset), equal rows have the same number."""
     if route.table.multiset:
         hashes: Ints = rows[HASH].to_numpy()
         return hashes

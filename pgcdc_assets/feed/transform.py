@@ -1,8 +1,8 @@
 """Derives the change feeds of tables from the rows of the log.
 
-Each turn (one pass of transform and apply) runs one Spark job for all tables. Each task of the job reads some segments
-and writes a file per table. Then each feed gets one small Delta commit. Changes that a feed already contains (up to its
-``changes_lsn``) are derived again only on request.
+One Spark job derives the feeds of all tables. Each task of the job reads some segments of the log, and writes a file
+per table. Then each feed gets one small Delta commit. Changes that a feed already contains (up to its ``changes_lsn``)
+are derived again only on request.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def transform(
 ) -> dict[TableName, FeedPart]:  # fmt: skip
     """Derives the feeds of ``tables`` to the end of ``span``, and returns each table's changes in the span.
 
-    ``span`` ends at a boundary up to which the log is complete. With ``again``, the whole span is derived again, and
-    replaces the changes that the feeds have in it. If a table's changes cannot be derived to the end of the span, its
-    part has ``ended`` set; other tables are not affected. ``router``: a router for all mirrored tables, needed if
-    ``tables`` does not contain all of them.
+    ``span`` ends at a boundary up to which the log is complete. With ``again``, the changes of the whole span are
+    derived again, and replace the changes that the feeds have. If a table's changes cannot be derived to the end of the
+    span, ``ended`` is set in the table's result; other tables are not affected. ``router``: a router for all mirrored
+    tables, needed if ``tables`` does not contain all of them.
     """
     router = router or Router.of(entry.table for entry in tables)
     plans, failures = planned(span, feeds, router, tables, again=again)
@@ -80,8 +80,8 @@ class _Outcome:
 
 
 def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, written: list[Location]) -> FeedPart:
-    """Commits a table's derived files to its feed. If there was a Delta commit, adds the feed's folder to ``written``,
-    because the commit is not durable yet."""
+    """Commits a table's derived files to its feed. After a Delta commit, adds the feed's folder to ``written``, because
+    the caller must make the commit durable."""
     feed, ended = plan.feed, None
     if plan.todo is not None:
         outcome, end = done.get(plan.table.name, _Outcome()), plan.todo.end
@@ -90,13 +90,14 @@ def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, w
             end = ended.lsn
             files = [part for file in files if (part := trimmed(feed.path, file, end)) is not None]
         if ended is not None and plan.again:
-            # A repair was requested, but is not possible. Leave the feed unchanged.
+            # The changes were to be derived again, but this is not possible. Leave the feed unchanged.
             return FeedPart(plan.table, LsnRange(plan.after, plan.after), (), ended)
         if files or plan.replaced:
             written.append(feed.path)
             feed.commit(files, LsnRange(min(plan.todo.start, end), end), plan.replaced, plan.unchanged_from)
     if ended is not None and ended.lsn >= span_end:
-        ended = None  # This end is above the span. A later transform finds it again.
+        # The row that cannot be derived is above the span. A later transform will find it again.
+        ended = None
     end = span_end if ended is None else ended.lsn
     taken = LsnRange(min(plan.after, end), end)
     return FeedPart(plan.table, taken, tuple(feed.files(taken)), ended)
@@ -161,8 +162,8 @@ def _together(results: Iterable[Derived]) -> dict[TableName, _Outcome]:
 
 def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done: dict[TableName, _Outcome]) -> None:
     """Compares the number of rows that the tasks derived for each table with the number that the receiver counted for
-    the table's relations. A table whose numbers differ is set aside, so that no error in this package can lose a row
-    unnoticed."""
+    the table's relations. If the numbers differ, the table's feed ends at the start of the span, and the table is set
+    aside. So an error in this package cannot lose a row unnoticed."""
     for plan in plans:
         if plan.todo is None:
             continue
@@ -185,16 +186,17 @@ class _Size:
     bytes: int
 
     def of(self, relations: frozenset[int]) -> int:
-        """Estimates the bytes of these relations in the row group, rather too high than too low. If the row group is
-        shared by several relations, the estimate is OWN_FILE_BYTES or a quarter of the row group."""
+        """Estimates how many bytes of the row group belong to these relations. If the row group has rows of several
+        relations, the estimate is OWN_FILE_BYTES or a quarter of the row group, whichever is larger. Usually it is too
+        high, which is safe."""
         if not any(self.low <= relation <= self.high for relation in relations):
             return 0
         return self.bytes if self.low == self.high else max(min(self.bytes, OWN_FILE_BYTES), self.bytes // 4)
 
 
 def _sizes(span: LogSpan, segments: Sequence[Segment]) -> list[_Size]:
-    """Reads the sizes of all row groups from the files' footers. If the batches are small, as they usually are, reads
-    nothing and returns an empty list."""
+    """Reads the sizes of all row groups from the files' footers. If the batches together are so small that one bucket
+    is enough, as usual, reads nothing and returns an empty list."""
     if sum(batch.bytes for batch in span.batches) <= BUCKET_BYTES:
         return []
     found = []

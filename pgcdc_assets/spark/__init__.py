@@ -1,8 +1,8 @@
-"""Spark: the session, jobs of plain functions, and the jars that pyspark lacks.
+"""Spark: the session, jobs that run Python functions, and the jars that pyspark lacks.
 
-session  starts the session when a run needs it, with its settings
-jars     Delta's jars, resolved once; Java
-tasks    runs one function over many specs as one job; how many tasks run at a time; waits for a cluster
-attempt  runs one spec in a worker that has the driver's versions
+session  starts the session when a run first needs it; the session's settings
+jars     finds Java; downloads Delta's jars once
+tasks    runs a function over many specs (its inputs) as one job; waits for a cluster's executors
+attempt  runs the function for one spec in a worker, if the worker has the driver's versions
 archive  packs this environment for the executors
 """

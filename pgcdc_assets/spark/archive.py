@@ -27,7 +27,8 @@ NAME: Final = "pgcdc_env.tar.gz"
 OF_TASKS: Final = ("numpy", "pyarrow", "pyroaring", "obstore", "psycopg", "psycopg-binary", "pyyaml", "deltalake")
 """The packages that tasks import. A test imports all modules that tasks use, from an archive alone."""
 PYTHON_VARIABLE: Final = "PGCDC_ASSETS_PYTHON"
-"""The environment variable with the path of a node's Python, if that is not on the PATH under its usual name."""
+"""The environment variable with the path of a node's Python. It is needed if this Python is not on the PATH under its
+usual name, such as ``python3.12``."""
 
 _NOT_NEEDED: Final = re.compile(r"(^|/)(__pycache__|tests)/|^pyarrow/(include|src)/|\.(pth|pyi|pxd|pyx)$|^__editable__")
 _REQUIRED: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -51,7 +52,7 @@ class Packed:
 
 
 def pack(to: Path) -> Packed:
-    """Writes the complete archive or nothing. Raises MachineError if a package is missing or writing fails."""
+    """Writes the archive. Raises MachineError if a package is missing or writing fails, and then leaves no file."""
     found = _needed()
     draft = ""
     try:
@@ -80,7 +81,8 @@ def _needed() -> list[Distribution]:
         if key in found:
             continue
         found[key] = _installed(name)
-        # Requirements with a marker (for a Python version or a system) that are not installed here are not needed.
+        # If a requirement has a marker (for a Python version or a system) and is not installed here, the marker does
+        # not apply here, so the requirement is not needed.
         for line in found[key].requires or ():
             required = _REQUIRED.match(line)
             if required and "extra ==" not in line and (";" not in line or _is_installed(required[0])):

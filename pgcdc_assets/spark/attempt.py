@@ -24,17 +24,19 @@ Versions = dict[str, str]
 
 
 class Kind(StrEnum):
+    """What the content of a task's result is."""
+
     DONE = "done"
+    """The value that the function returned."""
     FAILED = "failed"
-    """Kind of a result whose content is the worker's host name, and an error that the driver raises unchanged."""
+    """The worker's host name, and an error that the driver raises unchanged."""
     OTHER = "other"
-    """Kind of a result for a task that was not run. Content: the worker's host name and how it differs from the
-    driver."""
+    """The worker's host name, and how the worker differs from the driver. The function was not called."""
 
 
 def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
-    """Runs the task. Returns the kind and the pickled content of the result. Errors are returned as values, because
-    Spark turns raised errors into text."""
+    """Runs the task. Returns the kind and the pickled content of the result. Errors are returned and not raised,
+    because Spark would turn raised errors into text."""
     if (other := difference(versions(), driver)) is not None:
         return Kind.OTHER, pickle.dumps((socket.gethostname(), other))
     try:
@@ -51,7 +53,8 @@ def attempted(packed: bytes, driver: Versions) -> tuple[str, bytes]:
 
 @cache
 def versions() -> Versions:
-    """Returns the versions here: our package with a digest of its code, Python's minor, pyarrow's major version."""
+    """Returns the versions in this process: pgcdc_assets with a digest of its code, Python's minor version, and
+    pyarrow's major version."""
     return {
         PACKAGE: f"{_version(PACKAGE)} ({_code()})",
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",

@@ -1,9 +1,10 @@
-"""Finds the Java that Spark starts, and the jars of Delta that pyspark lacks. The jars are resolved once and kept in a
-private cache.
+"""Finds the Java that Spark starts, and the jars of Delta that pyspark lacks. The jars are downloaded once and kept in
+a private cache.
 
-delta-spark's wheel contains no jar. ``--packages`` would query Maven Central at every start and fetch 33 jars, 25 of
-which pyspark already has. So the resolver runs once, without these 25 jars. It is pyspark's resolver (Ivy), but with
-separate settings and a separate cache, because Ivy's usual settings fail if ``~/.m2`` contains a pom without its jar.
+delta-spark's wheel contains no jar. Spark's option ``--packages`` would query Maven Central at every start and fetch 33
+jars, 25 of which pyspark already has. So this module runs the resolver once, and excludes these 25 jars. It is
+pyspark's resolver (Ivy), but with separate settings and a separate cache, because Ivy's usual settings fail if
+``~/.m2`` contains a pom without its jar.
 
 The jars run in a JVM that holds the source's password, so their SHA-256 is checked (``jars.sha256``) at each start.
 """
@@ -69,7 +70,7 @@ def _check(folder: Path) -> None:
 
 
 def _fetch(folder: Path) -> None:
-    """Downloads Delta's artifact, without the modules of which pyspark already has some version."""
+    """Downloads Delta's jars, without the modules of which pyspark already has any version."""
     line = ".".join(pyspark.__version__.split(".")[:2])
     delta = version("delta-spark")
     own = Path(pyspark.__file__).parent / "jars"
@@ -110,9 +111,9 @@ class Artifact:
 
 
 def cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """Returns the folder ``name`` of the cache. If the folder is missing, ``fill`` creates it at the path that is
-    passed to ``fill``. One process fills the folder, and other processes wait. A half-filled folder is never visible.
-    Raises MachineError if the cache cannot be written, and passes on errors of ``fill``."""
+    """Returns the folder ``name`` of the cache. If it is missing, calls ``fill`` with the path of a folder to create,
+    and then renames that folder. So a half-filled folder is never visible. One process fills the folder, and other
+    processes wait. Raises MachineError if the cache cannot be written, and passes on errors of ``fill``."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "pgcdc_assets" / name
     if not folder.is_dir():
@@ -148,7 +149,7 @@ def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def retrieve(artifact: Artifact, folder: Path, *, without: Collection[str] = ()) -> None:
-    """Puts the jars of the artifact and its dependencies into ``folder``, except the modules of ``without``. Raises
+    """Puts the jars of the artifact and its dependencies into ``folder``, except the modules in ``without``. Raises
     MachineError for a missing or old Java, or if the artifact cannot be fetched."""
     own = Path(pyspark.__file__).parent / "jars"
     ivy = next(own.glob("ivy-*.jar"))

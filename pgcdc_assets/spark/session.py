@@ -1,4 +1,4 @@
-"""Starts and stops the Spark session, which all parts of a run share, and cancels its jobs. Its settings are our
+"""Starts and stops the Spark session, which all parts of a run share, and cancels its jobs. Its settings are pgcdc's
 settings, the user's settings, and settings that a cluster's executors need."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SparkOnDemand:
     def __init__(self, start: Callable[[], SparkSession]) -> None:
         self._start = start
         self._starting = threading.Lock()
-        """A lock, because copies and turns request the session in different threads."""
+        """A lock, because copies and the apply of changes request the session in different threads."""
         self.started: SparkSession | None = None
 
     def __call__(self) -> SparkSession:
@@ -55,7 +55,8 @@ DRIVER_MEMORY: Final = "2g"
 PYTHON: Final = "spark.pyspark.python"
 ARCHIVES: Final = "spark.archives"
 SNAPSHOTS: Final = {
-    # The defaults suit tables of thousands of files: 50 partitions cost seconds at every commit and first read.
+    # Delta's default of 50 partitions is for tables with thousands of files. For the small tables here, it would cost
+    # seconds at every commit and first read.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.databricks.delta.snapshotCache.storageLevel": "MEMORY_ONLY",
 }
@@ -67,7 +68,8 @@ _LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress"
 
 
 def configuration(settings: Settings) -> dict[str, str]:
-    """Returns the session's settings. The user's settings override ours, except settings that correctness needs."""
+    """Returns the session's settings. The user's settings override pgcdc's, except the settings that pgcdc needs to
+    read and write values correctly."""
     master = settings.master
     base = {
         "spark.driver.memory": DRIVER_MEMORY,
@@ -130,16 +132,17 @@ def _archives(settings: Settings) -> dict[str, str]:
 
 @cache
 def _local_folder() -> str:
-    """Creates the folder of Spark's spilled rows, deleted at exit. All users can read a folder that Spark creates."""
+    """Creates a private folder for rows that Spark spills to disk, and deletes it at exit. Spark itself would create a
+    folder that all users can read."""
     folder = tempfile.mkdtemp(prefix="pgcdc-spark-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def spark_session(settings: Settings) -> SparkSession:
-    """Returns the process's session with Delta. A running session is used unchanged if it has Delta. Raises
-    MachineError if Java, the jars or a cluster's executors are missing. Raises LakeError if a running session has no
-    Delta, or if its executors would write to their own disks."""
+    """Returns the process's session with Delta: the running session, unchanged, or a new one. Raises MachineError if
+    Java, the jars or a cluster's executors are missing. Raises LakeError if the running session has no Delta, or if its
+    executors would write to their own disks instead of the lake."""
     if SparkContext._active_spark_context is not None:
         running: SparkSession = SparkSession.builder.getOrCreate()
         _refuse_without_delta(running)
@@ -168,9 +171,9 @@ def spark_session(settings: Settings) -> SparkSession:
 
 
 def delta_session(options: Mapping[str, str] | None = None) -> SparkSession:
-    """Returns a session with Delta Lake for readers of a lake, or the process's running session. ``options``: settings
-    of Spark, like ``spark.driver.memory``; the default master is ``local[*]``. Raises MachineError if Java or the jars
-    are missing. Raises LakeError if a running session has no Delta."""
+    """Returns a session with Delta Lake for readers of a lake: the process's running session, or a new one.
+    ``options``: settings of Spark for a new session, like ``spark.driver.memory``; the default master is ``local[*]``.
+    Raises MachineError if Java or the jars are missing. Raises LakeError if the running session has no Delta."""
     builder = SparkSession.builder
     if SparkContext._active_spark_context is None:
         java_command()
@@ -183,7 +186,7 @@ def delta_session(options: Mapping[str, str] | None = None) -> SparkSession:
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
-    """Starts the session in a new thread. In the main thread, PySpark would replace our handler of SIGINT."""
+    """Starts the session in a new thread. In the main thread, PySpark would replace pgcdc's handler of SIGINT."""
     started: Future[SparkSession] = Future()
 
     def start() -> None:
@@ -192,7 +195,7 @@ def _started(builder: SparkSession.Builder) -> SparkSession:
         except BaseException as error:  # noqa: BLE001 - raised to the caller that waits
             started.set_exception(error)
 
-    # Our own errors report an interrupted call, so py4j's log lines about it are dropped.
+    # pgcdc reports an interrupted call by its own errors, so py4j's log lines about it are dropped.
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     logging.getLogger("py4j").propagate = False
     threading.Thread(target=start, name="spark-start", daemon=True).start()

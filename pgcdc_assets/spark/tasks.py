@@ -1,5 +1,6 @@
-"""Runs one function over many specs as one Spark job: the driver's part. Finds out how many tasks run at a time, and
-waits until a cluster's executors have registered: until then, Spark reports a parallelism of 2 for any cluster."""
+"""The driver's part of a Spark job that runs one function over many specs (its inputs). Also finds out how many tasks
+can run at a time, and waits for a cluster's executors. Before they have registered, Spark reports a parallelism of 2
+for any cluster."""
 
 from __future__ import annotations
 
@@ -30,10 +31,11 @@ _NO_MODULE: Final = re.compile(r"No module named '?(pyspark|pgcdc_assets)\b")
 
 
 class TaskSum(Generic[Result]):
-    """A sum over the results of a job's tasks, to show progress: it grows whenever a task ends."""
+    """A sum over the results of a job's tasks, which shows progress, because it grows whenever a task ends."""
 
     def __init__(self, session: SparkSession, number: Callable[[Result], int]) -> None:
-        """``number``: a module's function that returns a result's part of the sum. It runs in the worker."""
+        """``number``: a function of a module, which is called in the worker with a task's result, and returns the
+        number to add to the sum."""
         self.number = number
         self.sum = session.sparkContext.accumulator(0)
 
@@ -47,11 +49,12 @@ def run_tasks(
 ) -> list[Result]:
     """Runs ``task`` once per spec, each in its own Spark task. Returns the results in the order of the specs.
 
-    Task, specs and results are pickled; each spec goes only to its own Spark task. ``task`` must be a module's
-    function. It may run more than once for a spec (a retried or speculative attempt). So the files that it writes must
-    have unique names, and the caller may use only the files that the returned results name. ``sums`` grow with each
-    task that ends. A task's PgcdcError is raised unchanged. MachineError is raised for what the system refuses, such as
-    a full disk, and for an executor whose Python or packages differ.
+    Task, specs and results are pickled, so ``task`` must be a function of a module. It may run more than once for a
+    spec (a retried or speculative attempt). So the files that it writes must have unique names, and the caller may use
+    only the files that the returned results name. ``sums`` grow with each task that ends.
+
+    Raises the PgcdcError of a task unchanged. Raises MachineError for errors of the system, such as a full disk, and
+    for an executor whose Python or packages differ from the driver's.
     """
     if not specs:
         return []
@@ -68,7 +71,8 @@ def run_tasks(
 
 
 def _attempt(sums: Sequence[TaskSum[Any]] = ()) -> Callable[[bytes], tuple[str, bytes]]:
-    """Returns the function that a worker calls. It is sent by value, so it works even without our package."""
+    """Returns the function that a worker calls. It is sent by value, so it works even in a worker without
+    pgcdc_assets."""
     driver = versions()
     grown = [(one.sum, pickle.dumps(one.number)) for one in sums]
 
@@ -124,7 +128,8 @@ def _unfit(told: str) -> MachineError | None:
 EXECUTOR_SECONDS: Final = 600.0
 """Time limit for the first executor. A cluster that adds machines on demand takes minutes."""
 _SETTLED_SECONDS: Final = 3.0
-"""Executors of one application register almost together. If none follows for this long, all have registered."""
+"""Executors of one application register almost at the same time. If no further executor registers for this long, all
+have registered."""
 _POLL_SECONDS: Final = 0.1
 _DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 _CAN_START: Final = "check in its UI whether it has the cores and the memory that `spark.executor.*` request"
