@@ -52,7 +52,7 @@ class Packed:
 
 
 def pack(to: Path) -> Packed:
-    """Writes the archive. Raises MachineError if a package is missing or writing fails, and then leaves no file."""
+    """Writes the archive. Raises MachineError if a package is missing or writing fails, and then writes nothing."""
     found = _needed()
     draft = ""
     try:
