@@ -316,14 +316,14 @@ class Settings(BaseSettings):
     @classmethod
     def _tables_form(cls, value: Any) -> Any:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise ValueError(f"is a list of patterns; write it like {_EXAMPLES['tables']}")
+            raise ValueError(f"must be a list of patterns; write it like {_EXAMPLES['tables']}")
         return value
 
     @field_validator("messages", mode="before")
     @classmethod
     def _messages_form(cls, value: Any) -> Any:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise ValueError(f"is a list of patterns of prefixes; write it like {_EXAMPLES['messages']}")
+            raise ValueError(f"must be a list of patterns for prefixes; write it like {_EXAMPLES['messages']}")
         PrefixPatterns.parse(value)
         return value
 

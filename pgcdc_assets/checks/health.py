@@ -203,7 +203,7 @@ def problem_of(error: Exception, thing: str) -> Problem:
         do = "check that its folder exists and is complete"
         return Problem("error", thing, f"cannot be read: {type(error).__name__}", do, code)
     where = f", at LSN {error.lsn}" if error.lsn is not None else ""
-    log = "see the source's server log" if thing == "source" else "see the project's run.log"
+    log = "see the source's server log" if thing == "source" else "see run.log in the folder of the setting `state`"
     return Problem("error", error.thing or thing, f"{error.what}{where}", error.do or log, code)
 
 

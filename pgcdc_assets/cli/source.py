@@ -101,7 +101,7 @@ def _to_remove(settings: Settings, shared: bool) -> list[str]:
         raise UsageError(
             f"is used by slot {slots[0]} of another project, which would lose changes",
             thing=f"publication {publication}",
-            do="tear that project down first, or run `pgcdc teardown --shared`",
+            do="run `pgcdc teardown` in that project first, or run `pgcdc teardown --shared` here",
         )  # fmt: skip
     return found.ours
 

@@ -111,5 +111,7 @@ def _value_of(source: str | dg.EnvVar, name: str) -> str:
     value = source.get_value() if isinstance(source, dg.EnvVar) else source
     if not value:
         what = f"environment variable {source.env_var_name} is not set" if isinstance(source, dg.EnvVar) else "is empty"
-        raise SettingsError(what, thing=f"source {name}", do="set it where Dagster loads the code")
+        raise SettingsError(
+            what, thing=f"source {name}", do="set it in the environment in which Dagster loads the code"
+        )
     return value

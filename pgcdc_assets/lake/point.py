@@ -134,7 +134,7 @@ class LakeAt:
         start = Lsn.of(after)
         if self._point.messages is None:
             raise LakeError("contains no messages", thing=f"consistent point {self.lsn}",
-                            do="set `messages`; the messages of later runs are then kept")  # fmt: skip
+                            do="set the setting `messages`; points of later runs then contain messages")  # fmt: skip
         return read_messages(self._layout, LsnRange(min(start, self.lsn), self.lsn), self._point.messages)
 
     def changes(self, table: TableName | str, after: Lsn | str | int) -> Iterator[pa.Table]:

@@ -206,7 +206,7 @@ MISTAKES = (
     Mistake("a tab", lambda r: r.file("spark:\n\tmaster: local\n"), "status", 2,
             ("pgcdc.yaml: is not YAML at line 2, column 1",)),
     Mistake("tables in one text", lambda r: r.file("tables: public.*\n"), "setup", 2,
-            ("setting `tables`: is a list of patterns", PATTERNS)),
+            ("setting `tables`: must be a list of patterns", PATTERNS)),
     Mistake("tables in the environment", lambda r: r.shell.set(TABLES="public.*"), "setup", 2,
             ("setting `tables`: PGCDC_TABLES is not JSON", f"PGCDC_TABLES='{PATTERNS}'")),
     Mistake("no pattern", lambda r: r.file('tables: ["a.b.c"]\n'), "setup", 2,
