@@ -62,7 +62,7 @@ class OldestDocument(TypedDict):
 
 
 class InProgressDocument(TypedDict):
-    """Transactions of which the receiver holds a part, and which have not ended."""
+    """Transactions that have not ended, and of which the receiver has already received a part."""
 
     transactions: int
     bytes: int

@@ -85,8 +85,8 @@ class Status:
     prepared: tuple[PreparedTransaction, ...] = ()
     """Prepared transactions, oldest first. The lake keeps them until COMMIT PREPARED or ROLLBACK PREPARED."""
     hold: VerifyRequest | None = None
-    """The request of a running ``verify`` for a consistent point at its LSN. As long as the request has no LSN, the
-    sync waits for it, up to a time limit."""
+    """The request of a running ``verify`` for a consistent point at the LSN of its snapshot. Until the snapshot's LSN
+    is known, the sync applies nothing, up to a time limit."""
     at_work: str | None = None
     """See :attr:`Facts.at_work`."""
     time: datetime = field(default_factory=lambda: datetime.now(UTC))

@@ -1,8 +1,8 @@
 """Checks whether the mirrors equal the source. Compares the values of every row of a table at one LSN.
 
 The source is read under a snapshot whose LSN is exact (a temporary slot's consistent point), and changes are applied to
-the mirrors up to exactly that LSN. Both sides are then rendered as text, independently of the codec that filled the
-mirrors. Memory is bounded: 16 bytes per row are kept on disk, and sorted bucket by bucket.
+the mirrors up to exactly that LSN. Both sides are then rendered as text, by other code than the code that filled the
+mirrors. Memory is bounded, because only 16 bytes per row are kept, on disk, and they are sorted bucket by bucket.
 
 No lock prevents other sessions from truncating or altering a table after the snapshot was taken. A table that was
 truncated, rewritten or altered before it was read is compared again under a new snapshot, at the new snapshot's LSN.

@@ -127,7 +127,7 @@ class LiveLines:
 
 
 def amount(count: int) -> str:
-    """A number of bytes in the largest unit that leaves a whole number, like ``1.5 MiB``."""
+    """A number of bytes in the largest unit in which it is at least 1, like ``1.5 MiB``."""
     value, unit = float(count), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1

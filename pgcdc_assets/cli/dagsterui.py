@@ -37,7 +37,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _OWN: Final = (None, "same-origin", "none")
-"""Values of ``Sec-Fetch-Site`` in requests of the UI itself, and for an address that the user typed."""
+"""Allowed values of ``Sec-Fetch-Site``. The header is missing or ``same-origin`` in requests of the UI itself, and
+``none`` if the user typed the address."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -60,7 +61,8 @@ def _dev(arguments: Sequence[str]) -> None:
 
 
 def guarded(command: Sequence[str]) -> list[str]:
-    """The command of a process of ``dagster dev``, with our webserver in place of Dagster's."""
+    """The command with which ``dagster dev`` starts a process. If it is Dagster's webserver, this module replaces
+    it."""
     python, *rest = command
     if rest[:2] == ["-m", "dagster_webserver"]:
         return [python, "-m", _MODULE, WEBSERVER, *rest[2:]]
@@ -129,8 +131,9 @@ def _name(host: str) -> str:
 
 
 def _is_ours(name: str, listening: str) -> bool:
-    """Whether ``name`` is a name of this server. On loopback, these are the names of loopback; otherwise also this
-    machine's names and any IP address. An address is safe, because DNS rebinding needs a host name."""
+    """Whether ``name`` is a name of this server. If the server listens on loopback, only the names of loopback are.
+    Otherwise this machine's names and all IP addresses are, too. Addresses are safe, because DNS rebinding needs a host
+    name."""
     if name in LOOPBACK or name == listening.lower():
         return True
     if listening in LOOPBACK:

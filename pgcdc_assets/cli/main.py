@@ -70,7 +70,8 @@ for title, commands in TOPICS.items():
 
 
 def main() -> None:
-    """The entry point of the installed command. A signal that asks the process to end always ends it."""
+    """The entry point of the installed command. After a signal that asks the process to end, exits without waiting for
+    other threads."""
     ENDING.own()
     with ENDING.at_once():
         code = run(sys.argv[1:])

@@ -98,7 +98,7 @@ class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
         return self.lake if "://" in self.lake else root / self.lake
 
     def state_of(self, root: Path) -> Path:
-        """The whole path of the folder for what is saved on this machine."""
+        """The whole path of the folder for state that is saved on this machine."""
         return root / (self.state or f".pgcdc/{self.name}")
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:

@@ -43,7 +43,7 @@ class SourceState:
     """A digest of the tables that the settings select. It is read only if the source has written WAL without a
     published change, because this WAL may be a CREATE TABLE. Otherwise it is empty."""
     tables_changed: bool = False
-    """Whether the digest differs from the digest of an earlier tick."""
+    """Whether the digest differs from the digest that an earlier tick stored."""
 
 
 @dataclass(frozen=True)
