@@ -138,7 +138,7 @@ def _kept_until(mirror: Mirror, facts: TableFacts, log: ChangeLog, retention: ti
     copied, lsn = mirror.snapshot_lsn, facts.replay_lsn
     if facts.state is not TableState.SET_ASIDE or copied is None or lsn is None:
         return None
-    with suppress(PgcdcError, OSError):  # Status reports a log that cannot be read as a problem of its own.
+    with suppress(PgcdcError, OSError):  # If the log cannot be read, status reports this as a separate problem.
         if log.exists and copied >= log.began and lsn >= log.start:
             written = (segment.written for segment in log.all_segments() if segment.batch_end > lsn)
             return min(written, default=datetime.now(UTC)) + max(retention, GRACE)

@@ -56,7 +56,7 @@ class Positions:
     replay: Lsn | None
     """``replay_lsn`` of the lake: the lowest position of all followed tables."""
     endpos: Lsn | None
-    """The LSN at which the running sync ends."""
+    """The LSN at which syncs end, at the operator's request."""
     paused: bool
     at_work: str | None
     """The command that holds the lake's lock."""

@@ -79,7 +79,8 @@ class Replication:
     prefix: tuple[str, ...] = ()
     """Parts before the source's name in every asset key."""
     outside: tuple[str, ...] = ()
-    """Parts that the project put before our keys, for example by ``load_assets_from_modules(key_prefix=...)``."""
+    """Parts that the user's project put before pgcdc's asset keys, for example by
+    ``load_assets_from_modules(key_prefix=...)``."""
     shown: frozenset[dg.AssetKey] = frozenset()
     """The asset keys of the code location. Only :meth:`within` sets this and ``outside``."""
     running: bool = False
@@ -105,8 +106,8 @@ class Replication:
         return replace(self, outside=tuple(found[0][: -len(own)]), shown=shown) if len(found) == 1 else self
 
     def placed(self, key: dg.AssetKey) -> dg.AssetKey:
-        """The key under which events of one of our assets are recorded. Dagster puts the prefix before every asset with
-        an op, but not before every asset without an op."""
+        """The key under which events of one of pgcdc's assets are recorded. Dagster puts the prefix before the key of
+        every asset with an op, but not before the key of every asset without an op."""
         outer = key.with_prefix(self.outside)
         return outer if outer in self.shown or key not in self.shown else key
 

@@ -52,8 +52,8 @@ def mark_process(context: dg.OpExecutionContext, names: Names) -> None:
 
 
 def runs_of(instance: dg.DagsterInstance, names: Names, statuses: Sequence[dg.DagsterRunStatus]) -> list[dg.RunRecord]:
-    """The runs with these statuses that write to the source's lake. A run that was started in the UI does not have our
-    tag before it begins. Such a run is found by the pools of its ops, which Dagster stores."""
+    """The runs with these statuses that write to the source's lake. A run that was started in the UI gets the source's
+    tag only when it begins. Until then, it is found by the pools of its ops, which Dagster stores."""
     found = instance.get_run_records(dg.RunsFilter(statuses=[*statuses]), limit=_MOST_RUNS)
     return [record for record in found if _is_of(record.dagster_run, names)]
 

@@ -84,7 +84,7 @@ class Derivation:
     segments: tuple[SegmentFile, ...]
     targets: dict[TableName, FeedTarget]
     routes: dict[int, Route]
-    """By schema_id."""
+    """By schema_id: how rows with this shape become rows of a mirror."""
     unread: dict[int, dict[TableName, str]] = field(default_factory=dict)
     """By schema_id: the tables whose feeds must end at rows with this shape, each with the reason."""
 
