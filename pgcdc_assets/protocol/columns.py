@@ -43,7 +43,7 @@ class Images:
     """``N``: new tuples. ``O``: complete old tuples. ``K``: key columns of old tuples; the other columns were not
     sent."""
     rows: Ints
-    """For each image, the index of its message in the payload array; ascending."""
+    """For each tuple, the index of its message in the payload array; ascending."""
     text: list[pa.StringArray]
     """For each column, the values in text form. NULL if the value is NULL, or was not sent."""
     unchanged: list[Bools | None]
@@ -124,12 +124,12 @@ class _Walk:
     def images(self) -> list[Images]:
         head = self._read(None)
         self._move(None, self.at + CHANGE.size, "truncated")
-        self._require(head >> 56 == ord(self.kind), None, "with the payload of another kind")
+        self._require(head >> 56 == ord(self.kind), None, "has the payload of another kind")
         self._require(self.at < self.ends, None, "truncated")
         letters = self._read(None) >> 56
         # Only a delete needs this check. For an insert or an update, _tuples checks the letter before the new tuple.
         known = (letters == ord("K")) | (letters == ord("O")) | (self.kind != "D")
-        self._require(known, None, "with an unknown letter before its tuple")
+        self._require(known, None, "has an unknown letter before its tuple")
         found: list[Images] = []
         if self.kind != "I":
             found += self._tuples("K", np.flatnonzero(letters == ord("K")))
@@ -137,7 +137,7 @@ class _Walk:
         if self.kind != "D":
             # After a possible old tuple, the cursors of all rows are now at the new tuple.
             found += self._tuples("N", None)
-        self._require(self.at == self.ends, None, "with bytes after its end")
+        self._require(self.at == self.ends, None, "has bytes after its end")
         return found
 
     def _tuples(self, image: Image, rows: Ints | None) -> list[Images]:
@@ -146,8 +146,8 @@ class _Walk:
             return []
         head = self._read(rows)
         self._move(rows, self._cursor(rows) + 3, "truncated")
-        self._require(head >> 56 == ord(image), rows, "with an unknown letter before its tuple")
-        self._require(head >> 40 & 0xFFFF == self.columns, rows, f"with other than {self.columns} columns")
+        self._require(head >> 56 == ord(image), rows, "has an unknown letter before its tuple")
+        self._require(head >> 40 & 0xFFFF == self.columns, rows, f"has other than {self.columns} columns")
         text: list[pa.StringArray] = []
         unchanged: list[Bools | None] = []
         for column in range(self.columns):
@@ -174,8 +174,8 @@ class _Walk:
         ends = starts + np.where(present, length, 0)
         self._move(rows, ends, "truncated")
         unchanged = letter == UNCHANGED
-        self._require(letter != BINARY, rows, "with a value in binary form, which was not requested")
-        self._require(present | unchanged | (letter == NULL), rows, "with a value of unknown form")
+        self._require(letter != BINARY, rows, "has a value in binary form, which was not requested")
+        self._require(present | unchanged | (letter == NULL), rows, "has a value of unknown form")
         return self._strings(rows, column, starts, ends, present), unchanged if unchanged.any() else None
 
     def _strings(
@@ -187,7 +187,7 @@ class _Walk:
             return decoded(gathered(self.data, starts, ends, present), self.encoding, shown=self.shown)
         except NotText as error:
             row = error.row if rows is None else int(rows[error.row])
-            what = f"message of kind {self.kind!r}: with a text not in {self.encoding.title}"
+            what = f"message of kind {self.kind!r}: has a text that is not in {self.encoding.title}"
             raise UndecodedValue(what, lsn=self._lsn(row), row=row + self.first, column=column) from None
 
     def _cursor(self, rows: Ints | None) -> Ints:

@@ -117,7 +117,7 @@ def _behind_the_stream(before: Table, now: Table) -> Iterator[Change]:
         if old[oid].toast not in (0, new[oid].toast):
             what = "was rewritten by ALTER TABLE, as SET UNLOGGED and SET LOGGED do: changes may be missing"
         elif new[oid].traceless:
-            what = f"{names[oid]} has new files, and it is unknown whether the stream has all changes"
+            what = f"{names[oid]} has new files, and the catalog does not show why: changes may be missing"
         else:
             continue
         yield Change(Difference.NEW_FILES, what)

@@ -31,8 +31,8 @@ def structures_from(records: Iterable[TableRecord]) -> Lsn:
 
 
 def late(records: Iterable[TableRecord], newest: Lsn) -> list[TableRecord]:
-    """The followed tables that are below the ``newest`` point, because they were copied while the other tables went on.
-    Empty if all followed tables are below this point."""
+    """The followed tables that are below the ``newest`` point, because they were copied while changes of other tables
+    were applied. Empty if all followed tables are below this point."""
     followed = [record for record in records if record.followed]
     below = [record for record in followed if record.replay_lsn < newest]
     return below if len(below) < len(followed) else []

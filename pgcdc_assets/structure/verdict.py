@@ -96,6 +96,8 @@ class Recopy:
 
 @dataclass(frozen=True)
 class SetAside:
+    """pgcdc stops following the table."""
+
     reason: str
     refused: bool = False
     """Whether the reason is that no mirror can contain the table."""
@@ -192,4 +194,4 @@ def _recopied(now: Table, rules: Rules, what: str) -> Verdict:
     size = now.pages * PAGE_BYTES
     if size <= rules.recopy_bytes:
         return Recopy(what, restructured=True)
-    return SetAside(f"{what}; it has {size >> 20} MiB, more than `recopy_bytes`, so it waits for your request")
+    return SetAside(f"{what}; it has {size >> 20} MiB, more than `recopy_bytes`, so it is copied only at your request")

@@ -86,7 +86,7 @@ _WITH_JVM = (
     FaultPoint.FEED_COMMITTING, FaultPoint.COLLAPSED, FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED,
     FaultPoint.POINT_PUBLISHED,
 )  # fmt: skip
-AGAIN = "run again with a new snapshot"
+AGAIN = "run the command again, which takes a new snapshot"
 """What a sync prints if it could not copy a table, because the table was truncated after each of its snapshots."""
 CASES = (
     Case("setup", FaultPoint.SLOT_MADE),

@@ -121,7 +121,7 @@ def test_large_table_with_new_files_waits_for_the_operator(work: Work) -> None:
     entry = work.progress[B.name]
     assert entry.state is TableState.SET_ASIDE
     assert "has new files" in (entry.reason or "")
-    assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, so it waits for your request")
+    assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, so it is copied only at your request")
 
 
 def test_files_are_compared_with_those_of_the_last_catalog_check(work: Work) -> None:

@@ -172,7 +172,10 @@ def test_the_error_for_a_role_with_too_few_connections_says_how_many_are_needed(
 ])  # fmt: skip
 def test_a_server_that_is_starting_up_is_retryable(text: str) -> None:
     error = of_refusal(f"connection failed: FATAL:  {text}").typed()
-    assert (type(error), error.do) == (SourceUnavailable, "wait until the server has started, then run again")
+    assert (type(error), error.do) == (
+        SourceUnavailable,
+        "wait until the server has started, then run the command again",
+    )
 
 
 def test_a_server_without_walsenders_is_named_as_the_cause(tmp_path: Path, pg_version: int) -> None:

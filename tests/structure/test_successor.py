@@ -76,8 +76,14 @@ def test_a_table_whose_key_was_created_again_is_copied(identity: ReplicaIdentity
         (replace(T, key=()), "its key changed"),
         (replace(T, key=(), replica_identity="f"), "its key changed"),
         (replace(T, updates_seen=False), "its key changed"),
-        (replace(T, partitioned=True), "it is partitioned or published in another way now"),
-        (replace(T, root=TableName("public", "p")), "it is partitioned or published in another way now"),
+        (
+            replace(T, partitioned=True),
+            "how it is partitioned or published has changed",
+        ),
+        (
+            replace(T, root=TableName("public", "p")),
+            "how it is partitioned or published has changed",
+        ),
         (table(ID, A, Column(3, "c", INT, generated="s")), 'column "c" was added, and is generated'),
         (remarked(table(ID), "1:7 2:7"), 'column "a" is no longer published'),
         (table(ID, Column(2, "a", CHAR)), 'the type of column "a" changed'),
@@ -185,7 +191,11 @@ def test_unchanged_partitions_need_no_copy() -> None:
         (parted(T, leaf(1), leaf(2, numbering=None)), parted(MORE, leaf(1), leaf(2)), "its partition public.t_2"),
         (P, parted(MORE, leaf(1), leaf(2, numbering=((1, 0), (2, 1)))), "its partition public.t_2"),
         (P, replace(P, key=(2,)), "its key changed"),
-        (P, replace(P, via_root=True), "it is partitioned or published in another way now"),
+        (
+            P,
+            replace(P, via_root=True),
+            "how it is partitioned or published has changed",
+        ),
     ],
 )
 def test_changed_partitions_require_a_copy(before: Table, now: Table, reason: str) -> None:

@@ -42,7 +42,7 @@ MOVING = replace(FOLLOWED, state=TableState.WAITING, former=TableName("public", 
 RESHAPED = replace(UNREAD, table=replace(T, lineage=Lineage(1, 2, 15)))
 REWRITE, WORD = Rules("rewrite", 1 << 20), Rules("set_aside", 1 << 20)
 BY_ROWS = 'column "a" was renamed to "b"'
-TOO_LARGE = f"{BY_ROWS}, its key changed; it has 1 MiB, more than `recopy_bytes`, so it waits for your request"
+TOO_LARGE = f"{BY_ROWS}, its key changed; it has 1 MiB, more than `recopy_bytes`, so it is copied only at your request"
 
 
 def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Verdict:
@@ -59,8 +59,8 @@ def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Ver
         pytest.param(ASIDE, REGAINED, REWRITE, Recopy("its publication was changed or created again, or lacked "
                      "the table for some time: changes may be missing"), id="publication regained, set aside"),
         pytest.param(FOLLOWED, replace(T, oid=2), WORD, Recopy("was dropped and created again"), id="created again"),
-        pytest.param(FOLLOWED, TRUNCATED_UNTOLD, REWRITE, Recopy("public.t has new files, and it is unknown "
-                     "whether the stream has all changes", restructured=True), id="new files"),
+        pytest.param(FOLLOWED, TRUNCATED_UNTOLD, REWRITE, Recopy("public.t has new files, and the catalog does not "
+                     "show why: changes may be missing", restructured=True), id="new files"),
         pytest.param(replace(FOLLOWED, refused=True, state=TableState.SET_ASIDE), T, REWRITE,
                      Recopy("can be mirrored now"), id="could not be mirrored until now"),
         pytest.param(ASIDE, T, REWRITE, Later(), id="set aside"),

@@ -22,7 +22,8 @@ from pgcdc_assets.source.catalog.published import GENERATED_SINCE, PublicationRo
 
 @dataclass(frozen=True)
 class Assembly:
-    """The relations and publications from which the tables are built."""
+    """The catalog rows from which the tables are built. Relations are known by their OIDs. ``leaves``: the leaves of
+    each partitioned table. ``places``: see :func:`read_places`. ``attached``: see :attr:`Leaf.attached`."""
 
     server_version: int
     published: Mapping[int, Published]

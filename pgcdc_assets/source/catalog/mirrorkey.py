@@ -22,7 +22,7 @@ class Index:
     primary: bool
     identity: bool
     usable: bool
-    """Whether the index is valid, unique, immediate, not partial and without expressions."""
+    """Whether the index can identify rows: it is valid, unique, immediate, not partial and without expressions."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,10 @@ class RowIdentity:
 
 
 def mirror_key(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequence[str]) -> tuple[str, ...]:
-    """Returns the key of a table whose rows are sent by ``senders`` (the table or its leaves); () if the table has no
-    key. Only the table's own keys are used, because a key that only the leaves have is not unique across the leaves."""
+    """Returns the columns of the mirror's key; () if it has no key. ``own``: the table's identity. ``senders``: the
+    identities of the relations under whose names the stream sends the rows, which are the table or its leaves.
+    ``published``: the published columns. Only the table's own keys are used, because a key that only the leaves have is
+    not unique across the leaves."""
     for key in own.candidates():
         if set(key) <= set(published) and all(sender.delivers(key) for sender in senders):
             return key

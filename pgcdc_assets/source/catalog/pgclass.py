@@ -115,7 +115,8 @@ class CatalogRelation:
 
     @property
     def refuses_updates(self) -> bool:
-        """Whether PostgreSQL refuses published UPDATE and DELETE. Never true for foreign and unlogged tables."""
+        """Whether PostgreSQL refuses UPDATE and DELETE on the relation if a publication publishes them. Never true for
+        foreign and unlogged tables, which are not published."""
         return self.kind != "f" and not self.unlogged and not self.identity.publishable
 
     @property

@@ -66,7 +66,7 @@ _NO_LISTS = "NULL::text[], NULL::text"
 
 @dataclass(frozen=True)
 class Published:
-    """What the stream contains of one relation, from all its publications together."""
+    """Which changes of one relation the stream contains, as all its publications together publish them."""
 
     oid: int
     publications: tuple[str, ...]
@@ -136,7 +136,8 @@ def _any_filter(filters: Iterable[str | None]) -> str | None:
 def refuse_unread(name: object) -> NoReturn:
     """Raises CopyBlocked for a table whose row filter is needed and could not be read."""
     raise CopyBlocked("is locked, so its row filter cannot be read", thing=f"table {name}",
-                      do="end the transaction that holds ACCESS EXCLUSIVE on it, then run again")  # fmt: skip
+                      do="end the transaction that holds ACCESS EXCLUSIVE on it, "
+                      "then run the command again")  # fmt: skip
 
 
 # Reading the catalog tables instead of the view -----------------------------------------------
@@ -164,7 +165,7 @@ below (pub, relid) AS (
   JOIN pg_catalog.pg_class c ON c.oid = b.relid AND c.relkind = 'p'
 ),
 """
-# Foreign and unlogged leaves are ignored, because a table cannot be published through them.
+# Foreign and unlogged leaves do not count as leaves here, because their rows cannot be published.
 _LEAFLESS: Final = """
   SELECT m.pub, m.relid FROM member m JOIN pub p ON p.oid = m.pub
   JOIN pg_catalog.pg_class c ON c.oid = m.relid AND c.relkind = 'p' AND NOT c.relispartition

@@ -130,11 +130,11 @@ def read_catalog(
 def relation_facts(
     conn: psycopg.Connection[Any], relations: Mapping[int, Iterable[int]], publications: Sequence[str]
 ) -> dict[int, RelationFacts]:
-    """Reads from the current catalog the facts that Relation messages lack. ``relations``: the OIDs of each relation's
-    column types, by the relation's OID. This takes about ten queries for any number of relations.
+    """Reads from the current catalog the facts that Relation messages lack. ``relations``: for each relation, by OID,
+    the OIDs of its columns' types. This takes about ten queries for any number of relations.
 
-    In the result, ``table`` is the relation itself; None if it was dropped. For a leaf, ``table`` has the leaf's
-    columns and attnums, the root's name, and the root's key by the leaf's attnums.
+    In the result, :attr:`RelationFacts.table` is the relation itself; None if it was dropped. For a leaf, it has the
+    leaf's columns and attnums, and names the root. Its key is the root's key, as attnums of the leaf.
     """
     wanted = {oid: list(type_oids) for oid, type_oids in relations.items()}
     types = PgTypes.read(conn, {type_oid for type_oids in wanted.values() for type_oid in type_oids})
@@ -176,7 +176,8 @@ _SUMMED = {
     "pg_publication_rel": "oid::int8|true",
     "pg_publication_namespace": "oid::int8|true",
 }
-# Selects the tables, their leaves, the partitioned tables between them, and the composite types of their columns.
+# Selects the relations whose catalog rows are in the fingerprint: the tables, their leaves, the partitioned tables
+# between them, and the composite types of their columns.
 _DESCRIBING = """
 WITH RECURSIVE above (oid) AS (
   SELECT unnest(%(oids)s::oid[])

@@ -81,7 +81,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     session: Session | None = None
     """The session on the server; None until the server has sent its pid."""
     on_wait: Callable[[str], None] | None = None
-    """Called with a text that says what a long wait is for. If None, the text is logged."""
+    """Called during a long wait, with a text that says what the source waits for. If None, the text is logged."""
     encoding: Encoding = UTF8
     """The encoding of all texts: the server's encoding. With UTF8, the server would end the stream, copy or query at
     the first text that it cannot convert. In the server's encoding, such a text affects only its own table."""

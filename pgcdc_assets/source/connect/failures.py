@@ -34,10 +34,10 @@ higher than the source's."""
 
 _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "55006": (SlotActive, "wait until the process that uses the slot ends, or end that process"),
-    "55P03": (CopyBlocked, "end the transaction that holds the lock, then run again"),
-    "42501": (SourceNotReady, "grant the right that the message names, then run again"),
-    "53100": (SourceNotReady, "free space on the source, then run again"),
-    "53200": (SourceNotReady, "give the source more memory, then run again"),
+    "55P03": (CopyBlocked, "end the transaction that holds the lock, then run the command again"),
+    "42501": (SourceNotReady, "grant the right that the message names, then run the command again"),
+    "53100": (SourceNotReady, "free space on the source, then run the command again"),
+    "53200": (SourceNotReady, "give the source more memory, then run the command again"),
     "53400": (SourceNotReady, "raise max_replication_slots on the source and restart it, or drop a slot"),
     "28000": (SourceNotReady, "let this user connect: see pg_hba.conf and the user's rights"),
     "28P01": (SourceNotReady, "check PGPASSWORD, the service file or the passfile"),
@@ -47,7 +47,7 @@ _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
         "`status` or the sensor: raise the role's CONNECTION LIMIT or max_connections, or set `spark` to fewer cores, "
         "like local[2]",
     ),
-    "57P03": (SourceUnavailable, "wait until the server has started, then run again"),
+    "57P03": (SourceUnavailable, "wait until the server has started, then run the command again"),
     "3D000": (SourceNotReady, "check the database's name in the setting `source`: if it was renamed, set the new name"),
 }
 UNREACHED = (

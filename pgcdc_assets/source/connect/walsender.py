@@ -44,8 +44,8 @@ _HISTORY_LINE: Final = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 @dataclass(frozen=True)
 class SystemIdentity:
-    """The server's answer to IDENTIFY_SYSTEM, and the database's OID. ``flush_lsn`` may lie inside a WAL record, so it
-    may be the end that a run aims at, but is never stored as a boundary."""
+    """The server's answer to IDENTIFY_SYSTEM, and the database's OID. ``flush_lsn`` may lie inside a WAL record. So it
+    can be the LSN up to which a run receives, but it is never stored as the end of a transaction."""
 
     system_identifier: str
     timeline: int

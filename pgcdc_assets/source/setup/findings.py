@@ -89,7 +89,7 @@ def server_findings(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool
 def _version(number: int) -> Iterator[Finding]:
     major, minor = divmod(number, 10000)
     if number < OLDEST_VERSION:
-        yield Finding("error", "source", f"is PostgreSQL {major}", f"needs {OLDEST_VERSION // 10000} or newer")
+        yield Finding("error", "source", f"is PostgreSQL {major}", f"use PostgreSQL {OLDEST_VERSION // 10000} or newer")
     elif minor < _MINORS_THAT_LOSE.get(major, 0):
         yield Finding(
             "warning", "source",
@@ -108,8 +108,9 @@ def _two_phase(number: int) -> Iterator[Finding]:
 def _encoding(name: str | None) -> Iterator[Finding]:
     if name == "SQL_ASCII":
         yield Finding(
-            "warning", "source", f"has server_encoding = {name}, which accepts any bytes: a table with a "
-            "text that is not UTF-8 is set aside", "find such texts before the first copy, and correct them",
+            "warning", "source", f"has server_encoding = {name}, which accepts any bytes: if a table has a text that "
+            "is not UTF-8, pgcdc stops following the table",
+            "find such texts before the first copy, and correct them",
         )  # fmt: skip
     elif name and Encoding.of(name).name != name:
         yield Finding(
@@ -121,13 +122,14 @@ def _encoding(name: str | None) -> Iterator[Finding]:
 
 def _settings(recovering: bool, wal_level: str, pending: bool, standbys: str) -> Iterator[Finding]:
     if recovering:
-        yield Finding("error", "source", "is a standby: publications must be created on its primary",
-                      "run `pgcdc setup` against the primary")  # fmt: skip
+        yield Finding("error", "source", "is a standby, on which no publication can be created",
+                      "set `source` to its primary, and run `pgcdc setup` again")  # fmt: skip
     if wal_level != "logical" and pending:
         yield Finding("error", "source", f"has wal_level = {wal_level}; a new value is set, but needs a restart",
                       "restart the server")  # fmt: skip
     elif wal_level != "logical":
-        yield Finding("error", "source", f"has wal_level = {wal_level}", "run this, then restart the server",
+        yield Finding("error", "source", f"has wal_level = {wal_level}, but logical replication needs wal_level = "
+                      "logical", "run this, then restart the server",
                       ("ALTER SYSTEM SET wal_level = logical;",))  # fmt: skip
     if matches_standby_names(standbys, APPLICATION):
         yield Finding(
@@ -173,8 +175,9 @@ def named(names: Sequence[str]) -> str:
 
 
 def matches_standby_names(setting: str, application: str) -> bool:
-    """Whether a name in ``[FIRST | ANY n] (a, "b", *)`` is ``*`` or begins with our application name, ignoring case.
-    The grammar is in syncrep_gram.y. Our connections are named ``<application>/<part>``."""
+    """Whether synchronous_standby_names, such as ``[FIRST | ANY n] (a, "b", *)``, may match one of our connections,
+    which are named ``<application>/<part>``: a name in it is ``*`` or begins with ``application``, ignoring case. The
+    grammar is in syncrep_gram.y."""
     inner = re.fullmatch(r"(?is)\s*(?:(?:first|any)\s+)?\d+\s*\((.*)\)\s*", setting)
     listed = re.findall(r'"((?:[^"]|"")*)"|([^\s,"]+)', inner[1] if inner else setting)
     names = [(quoted.replace('""', '"') or plain).lower() for quoted, plain in listed]

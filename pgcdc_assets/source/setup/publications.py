@@ -30,9 +30,9 @@ table (SHARE UPDATE EXCLUSIVE), but not for writers. We hold no other table's lo
 on this table only. The timeout is longer than deadlock_timeout (default: a second), after which PostgreSQL cancels an
 autovacuum that we wait for."""
 _BRIEF_SECONDS = 0.1
-"""lock_timeout in seconds for a table that is added during a run. The run retries later."""
+"""lock_timeout in seconds for a table that is added while a sync runs. If it expires, a later call tries again."""
 _PATIENCE_SECONDS = 30
-"""Seconds without progress after which setup gives up."""
+"""Seconds in which setup could change no table of a publication, because the tables are locked. Then setup gives up."""
 
 _LISTED = """
 SELECT r.prrelid, n.nspname::text, c.relname::text, p.pubname::text
@@ -263,8 +263,8 @@ class OwnPair:
         return [name for name in self.operations if read_publication(self.conn, name) is None]
 
     def _settle(self, relation: _Listing, lock_seconds: float = _LOCK_SECONDS, *, keeps: bool = False) -> bool:
-        """Lists one relation in the right publication. Returns False if the relation is locked, or if another session
-        has changed it."""
+        """Lists one relation in the right publication. Returns False, and changes nothing, if the relation is locked or
+        another session has changed it in the meantime."""
         try:
             with self.conn.transaction() as scope:
                 self.conn.execute("SELECT set_config('lock_timeout', %s, true)", [str(int(lock_seconds * 1000))])
@@ -282,7 +282,7 @@ class OwnPair:
 def _blocked(conn: psycopg.Connection[Any], relation: _Listing) -> CopyBlocked:
     who = ", ".join(str(one) for one in alterers(conn, [relation.oid])) or "a session that has just ended"
     return CopyBlocked(f"cannot be published, because it is altered or locked by {who}", thing=f"table {relation.name}",
-                       do="run again when that transaction has ended")  # fmt: skip
+                       do="run the command again when that transaction has ended")  # fmt: skip
 
 
 def _moves(relation: _Listing) -> list[sql.Composed]:

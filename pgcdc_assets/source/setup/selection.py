@@ -19,7 +19,7 @@ from pgcdc_assets.source.catalog.published import GENERATED_SINCE
 from pgcdc_assets.source.catalog.tables import TablePatterns
 
 # Partitions are not selected here, but with their roots. The last column says whether the table belongs to an
-# extension, because such tables are selected only if a pattern matches them.
+# extension. Such a table is selected only if the patterns include it, and not if they only exclude other tables.
 _USER_TABLES = """
 SELECT c.oid, n.nspname::text, c.relname::text,
        EXISTS (SELECT FROM pg_catalog.pg_depend d

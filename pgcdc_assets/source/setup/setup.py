@@ -73,7 +73,8 @@ def _refused(errors: Sequence[Finding]) -> SetupRefused:
 
 
 def check_source(conn: psycopg.Connection[Any], settings: Settings, made: Container[str] = ()) -> list[Finding]:
-    """Returns all findings on the source, errors first, then warnings. Changes nothing. ``made``: see :func:`setup`."""
+    """Returns all findings on the source: first errors, then warnings, then information. Changes nothing. ``made``: see
+    :func:`setup`."""
     pair = OwnPair.of(conn, settings)
     own = not pair.is_foreign()
     changes = pair.needed() if own else Changes()
@@ -261,7 +262,9 @@ def _drop_slot(conn: psycopg.Connection[Any], slot: str) -> None:
         conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
     except psycopg.errors.ObjectInUse as error:
         raise SlotActive(
-            of_exception(error).message, thing=f"slot {slot}", do="stop the run that reads it, then run again"
+            of_exception(error).message,
+            thing=f"slot {slot}",
+            do="stop the run that reads it, then run the command again",
         ) from None
 
 

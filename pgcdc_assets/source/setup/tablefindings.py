@@ -90,7 +90,7 @@ def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
 
 
 def key_findings(wanted: Sequence[Planned]) -> list[Finding]:
-    """Returns one finding that says what happens if a table loses its key. It is one for all tables, because nearly
+    """Returns a finding that says what happens if a table loses its key. One finding covers all tables, because nearly
     every table has a key, and a key is rarely dropped."""
     keyed = sum(item.follows_updates for item in wanted)
     if not keyed:

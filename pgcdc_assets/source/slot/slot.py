@@ -58,7 +58,7 @@ def create_slot(
             names = ", ".join(str(holder) for holder in transactions(conn)) or "a transaction that has just ended"
             raise CopyBlocked(
                 f"was not created within {lock_seconds:g} s, because it waits for all open transactions: {names}",
-                thing=f"slot {name}", do="end these transactions, then run again",
+                thing=f"slot {name}", do="end these transactions, then run the command again",
             ) from None  # fmt: skip
         except SourceFailed as error:
             if _TOO_LARGE not in error.what or attempt == _ATTEMPTS:
@@ -189,7 +189,7 @@ def usable_slot(conn: psycopg.Connection[Any], slot: str, *, two_phase: bool) ->
 
 
 def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool = False) -> None:
-    """Checks that this slot's stream may continue at ``transform_lsn``, the end of the change log (None: no log yet).
+    """Checks that the slot can be read from ``transform_lsn`` on, the end of the change log (None: no log yet).
 
     ``two_phase``: the setting, which must be the same as when the slot was created. With two_phase, a prepared
     transaction is sent at PREPARE, otherwise at COMMIT PREPARED. So after a change it may arrive twice or never. Read

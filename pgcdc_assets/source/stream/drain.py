@@ -160,9 +160,9 @@ class Drain(FrameSource):
         return self._frames(rows) if len(rows) else rows
 
     def flushed(self, lsn: Lsn) -> None:
-        """Must be called when the log is durable up to ``lsn``. The slot is advanced to ``lsn`` before the next range.
-        During a range, it is only advanced to its own position. This decodes nothing, but PostgreSQL counts it as a use
-        of the slot (see :attr:`RangeLimits.touch_seconds`)."""
+        """Must be called when the log is durable up to ``lsn``. The slot is advanced to this LSN before a later range
+        (:attr:`RangeLimits.release_bytes`). During a range, the slot is only advanced to its own position. This decodes
+        nothing, but PostgreSQL counts it as a use of the slot (:attr:`RangeLimits.touch_seconds`)."""
         self._flushed = max(self._flushed, lsn)
         now = time.monotonic()
         if now >= self._touch_due:
