@@ -81,7 +81,7 @@ CREATE TABLE public.events (
 );
 ALTER TABLE public.events REPLICA IDENTITY FULL;
 
--- Emptied now and then.
+-- A table that is truncated now and then.
 CREATE TABLE public.carts (
     session uuid PRIMARY KEY,
     customer_id bigint,

@@ -87,8 +87,8 @@ class MessageReader:
         self.at = 1
 
     def whole(self, readers: Mapping[int, Callable[[MessageReader], MessageT]], otherwise: str) -> MessageT:
-        """Decodes the whole message with the function that ``readers`` has for its kind. Raises ProtocolError with the
-        text ``otherwise`` if there is no such function."""
+        """Decodes the whole message with the function that ``readers`` has for the message's kind. If there is none,
+        raises ProtocolError with the text ``otherwise``."""
         read = readers.get(self.payload[0])
         if read is None:
             self.fail(otherwise)

@@ -64,7 +64,7 @@ class Keepalive(NamedTuple):
 
 
 def keepalive(frame: bytes) -> Keepalive:
-    """Parse a keepalive frame (``k``). Raises ProtocolError if the frame has another kind or length."""
+    """Parses a keepalive frame (``k``). Raises ProtocolError if the frame has another kind or length."""
     if len(frame) != KEEPALIVE.size or frame[0] != FrameKind.KEEPALIVE:
         raise ProtocolError(f"replication frame of kind {frame[:1]!r} and {len(frame)} bytes is not a keepalive")
     wal_end, sent_at, reply = KEEPALIVE.struct.unpack_from(frame, 1)
@@ -72,13 +72,13 @@ def keepalive(frame: bytes) -> Keepalive:
 
 
 def keepalive_frame(wal_end: int) -> bytes:
-    """Make a keepalive frame (``k``) that does not ask for a reply."""
+    """Makes a keepalive frame (``k``) that does not ask for a reply."""
     return bytes([FrameKind.KEEPALIVE]) + KEEPALIVE.struct.pack(wal_end, 0, 0)
 
 
 def status_update(write: int, flush: int, apply: int, now: int, reply: bool) -> bytes:
-    """Make a standby status update (``r``). ``now``: microseconds since 2000. ``reply``: ask the server for a keepalive
-    at once."""
+    """Makes a standby status update (``r``). ``now``: microseconds since 2000. ``reply``: whether to ask the server for
+    a keepalive at once."""
     return bytes([FrameKind.STATUS]) + STATUS.struct.pack(write, flush, apply, now, reply)
 
 

@@ -23,8 +23,9 @@ Messages of protocol version 1:
 
     tuple                u16 n, n x ('n' | 'u' | 't' u32 length, text | 'b' u32 length, binary)
 
-Version 2 adds streamed transactions; in their blocks, R, Y, I, U, D, T and M have ``u32 xid`` after their letter.
-Version 3 adds two-phase commit. Version 4 adds two fields to the stream abort, if the option streaming is parallel:
+Version 2 adds transactions in progress, which are sent in blocks from S to E. In a block, R, Y, I, U, D, T and M have
+``u32 xid`` after their letter. Version 3 adds two-phase commit. Version 4 adds two fields to the stream abort, if the
+option streaming is parallel:
 
     S  stream start      u32 xid, u8 first segment
     E  stream stop
@@ -58,8 +59,8 @@ class FrameKind(IntEnum):
     STATUS = ord("r")
     ROW = 8
     """Not in the protocol. It marks a row of pg_logical_slot_get_binary_changes in COPY's binary form, which pgcdc
-    reads as if it were XLogData (see ``source/stream/drain.py``). 8 is the length of the row's LSN, whose last byte is
-    where a frame has its kind."""
+    reads as if it were XLogData (see ``source/stream/drain.py``). Where a frame has its kind, the row has the last byte
+    of the length of its LSN, and this length is always 8."""
 
 
 class MessageKind(IntEnum):
@@ -143,7 +144,7 @@ TIME = Field("q", ">i8")
 
 
 class WireLayout:
-    """The layout of a message or frame: the byte of its kind, and the fixed-width fields after it."""
+    """The layout of a message or frame: the byte of its kind, and the fixed-width fields that directly follow it."""
 
     def __init__(self, **fields: Field) -> None:
         self.struct: Final = Struct("!" + "".join(field.code for field in fields.values()))

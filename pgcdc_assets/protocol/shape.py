@@ -67,8 +67,8 @@ class ShapeColumn:
 
 @dataclass(frozen=True)
 class Shape:
-    """One version of a relation, with which rows are decoded that were written under this version. The columns are in
-    the order of the values in a tuple."""
+    """One version of a relation, needed to decode the rows that the stream sends after its Relation message. The
+    columns are in the order of the values in a tuple."""
 
     schema_id: int
     relation_id: int

@@ -252,8 +252,8 @@ def _dropped_before(table: Table, shape: Shape, relation: Table, attnum: int) ->
 
 
 def _rewritten(table: Table, shape: Shape, relation: Table) -> bool:
-    """Whether the table was rewritten after the copy, for example because a volatile default was written into old
-    rows."""
+    """Whether the table was rewritten after the copy, for example by ADD COLUMN with a volatile default, which is
+    written into older rows."""
     if not _leaf(table, shape):
         now = {leaf.oid: leaf.files.relfilenode for leaf in relation.leaves}
         leaves = any(now.get(leaf.oid, leaf.files.relfilenode) != leaf.files.relfilenode for leaf in table.leaves)

@@ -200,7 +200,8 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
 
 
 def _mended(finding: Finding) -> Iterator[str]:
-    """Yields an error's SQL, after a comment if the error has advice or no SQL. Yields nothing for other findings."""
+    """Yields the lines of the script for one finding: for an error its SQL, after a comment if the error has advice or
+    no SQL; for other findings nothing."""
     if finding.severity == "error":
         if finding.do or not finding.sql:
             yield f"-- {_comment(f'{finding.thing}: {finding.what}; {finding.do}')}"
