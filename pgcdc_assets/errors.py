@@ -63,8 +63,8 @@ class SettingsError(UsageError):
 
 
 class WrongSource(SettingsError):
-    """The settings name no source, or not the source or slot that the project was set up with. Nothing was started or
-    written. Set ``source`` and ``slot`` to the project's own, or use a new folder for another source or slot."""
+    """The settings name no source, or a source or slot that is not the project's. Nothing was started or written. Set
+    ``source`` and ``slot`` to the project's own, or use a new folder for another source or slot."""
 
 
 class WrongInstance(SettingsError):

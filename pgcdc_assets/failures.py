@@ -1,6 +1,6 @@
-"""Decides whether an error concerns one table or all tables. An error of one table stops only this table, and pgcdc
-records the reason. The table waits until pgcdc tries again, or is set aside until a person has fixed the cause. An
-error of all tables ends the run.
+"""Decides whether an error concerns one table or all tables. If an error concerns one table, pgcdc records the reason,
+and continues with the other tables. The table waits until pgcdc tries again, or is set aside until a person has fixed
+the cause. If an error concerns all tables, the run ends.
 
 An error concerns one table if only that table's files, commits, values, rights or statements can cause it. An error
 concerns all tables if the next table would fail in the same way: a full disk, a dead JVM, a lost source, a damaged
@@ -64,8 +64,8 @@ WHOSE: Final[dict[type[PgcdcError], Whose]] = {
     SourceFailed: Whose.ASIDE,
     PgcdcError: Whose.ALL,
 }
-"""For each class of errors, which tables it concerns. For a subclass that is not listed, its nearest base class
-decides. Only errors of one table's statements, files and rows are listed. All other errors, for example of the
+"""For each class of errors, which tables it concerns. If a subclass is not listed, the entry of its nearest base class
+applies. Only errors of one table's statements, files and rows are listed. All other errors, for example of the
 connection, the stream or the change log, end the run."""
 _OF_THE_MACHINE: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM,

@@ -14,8 +14,8 @@ from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.lsn import Lsn
 
 GRACE: Final = timedelta(hours=1)
-"""Data younger than this stays, even if the settings are shorter. A reader (a query, ``verify``) may be using such
-data, and a process that was killed may need a moment to end."""
+"""Data younger than this is kept, even if the settings name a shorter time. A reader (a query, ``verify``) may be using
+such data, and a process that was killed may need a moment to end."""
 
 LONGEST_POINTS: Final = timedelta(days=15)
 """The longest time that consistent points are kept. Delta keeps the log of a mirror's versions for only 30 days, and a

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pgcdc_assets.log.rows import ABSENT, Rows
 
 SUBXID: Final = "subxid"
-"""The column with a row's subtransaction. Only files with commit facts have this column."""
+"""The column with the xid of a row's subtransaction. Only files with commit facts have this column."""
 _COMMIT_LSN: Final = "pgcdc.commit_lsn"
 _COMMIT_TS: Final = "pgcdc.commit_ts"
 _ABORTED: Final = "pgcdc.aborted"

@@ -179,8 +179,8 @@ def _after(run: FrameRun, before: StreamPlace, opened: NDArray[np.uint8], top: i
 
 def _without_xids(run: FrameRun, carrying: Ints) -> FrameRun:
     """Copies the frames, and cuts the xid out of each message in ``carrying``. Such a frame then begins four bytes
-    later: the message letter, and the header fields that we read (frame kind and LSN), move four bytes towards the end,
-    so that the letter overwrites the xid's last byte. The other header fields become invalid."""
+    later. The message letter, and the header fields that we read (frame kind and LSN), are moved by four bytes, so that
+    the letter overwrites the xid's last byte. The other header fields become invalid."""
     if not len(carrying):
         return run
     first, last = int(run.offsets[0]), int(run.offsets[-1] + run.lengths[-1])

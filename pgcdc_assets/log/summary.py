@@ -51,9 +51,9 @@ class BatchSummary:
     schemas: tuple[int, ...]
     """The schema_ids of the batch's rows."""
     partitions: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Maps the root OID of a partitioned table that is published via its root to the OIDs of leaf partitions. Contains
-    the leaves whose Relation message was sent within the batch. The server sends this message once per connection,
-    before the leaf's first row."""
+    """For partitioned tables that are published via their roots: maps a root's OID to OIDs of its leaf partitions.
+    Contains only leaves whose Relation message was sent within the batch. The server sends this message once per
+    connection, before the leaf's first row."""
 
     @cached_property
     def rows(self) -> dict[int, dict[str, int]]:

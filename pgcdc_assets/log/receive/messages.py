@@ -31,7 +31,7 @@ class ReceiverSettings:
     batch_seconds: float
     drain_bytes: int = LEAST_BYTES
     highest: Lsn = ZERO
-    """The highest position of any table in the lake. A source whose position is lower is a different source."""
+    """The highest LSN of any mirror. If the source's WAL ends below this LSN, the receiver refuses the source."""
     messages: tuple[str, ...] = ()
     """Patterns for the prefixes of the logical messages to receive."""
     origin: str = Origins.ANY

@@ -258,8 +258,8 @@ class Receiver:
     # Ends and marks ---------------------------------------------------------------------------------
 
     def _reach_marks(self) -> None:
-        """Move the boundary to the LSN of each MARK order below which all commits have arrived, and cut a batch there
-        at once."""
+        """For each MARK order: once all commits below its LSN have arrived, move the boundary to this LSN, and cut a
+        batch there at once."""
         for mark in self._marks:
             # ``seen`` may be past the goal, but frames past the goal are not in the log.
             if self._positions.seen >= mark and (self._goal is None or self._goal.allows(mark)):

@@ -17,7 +17,8 @@ from pgcdc_assets.source.connect.silence import TELL_SECONDS
 from pgcdc_assets.source.slot.blockers import lockers, log_blockers
 
 RelationKey = tuple[int, frozenset[int]]
-"""A relation's OID and the type OIDs of its columns. One relation may have several sets of types in the stream."""
+"""A relation's OID and the type OIDs of its columns. A relation has a second key in the stream if the type of a column
+was changed."""
 Described = dict[RelationKey, RelationFacts]
 Describe = Callable[[Sequence[Relation]], Described]
 """A function that reads the catalog's facts about many relations at once."""

@@ -55,8 +55,9 @@ class ResendCheck:
         return cls(newest, end, batches[-1].last_xid, came=not _comes_again(log, newest, origins=origins))
 
     def above(self, floor: Lsn) -> Self | None:
-        """The check without the WAL below ``floor``; None if ``floor`` is not below the check's end. An earlier process
-        may have confirmed the slot up to ``floor``. The server then does not send the WAL below ``floor`` again."""
+        """The same check, but only of the WAL above ``floor``; None if ``floor`` is not below the check's end. An
+        earlier process may have confirmed the slot up to ``floor``. The server then does not send the WAL below
+        ``floor`` again."""
         if floor <= self.start:
             return self
         return replace(self, start=floor, newest=None) if floor < self.end else None
