@@ -128,7 +128,8 @@ class SourceSide:
     comparison: Comparison
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
-        """See :meth:`Side.parts`. CopyOutdated or CopyBlocked if the table cannot be read as the snapshot shows it."""
+        """See :meth:`Side.parts`. Raises CopyOutdated if the table was changed so that the snapshot no longer shows its
+        rows, and CopyBlocked if another session's lock prevents reading."""
         with connect(self.conninfo, application_name=f"{APPLICATION}/verify") as conn:
             cut = pieces(conn, self.comparison.table, _PIECE_BYTES)
         for piece in cut:
@@ -183,7 +184,7 @@ class MirrorSide:
     """Set if DataFusion cannot read ``mirror``: the same version, whose files are then read one by one."""
 
     def parts(self, *, shown: bool) -> Iterator[Part]:
-        """See :meth:`Side.parts`. LakeError if the mirror's files are missing or damaged."""
+        """See :meth:`Side.parts`. Raises LakeError if the mirror's files are missing or damaged."""
         for batch in self._batches(shown):
             yield partial(iter, (batch,))
 

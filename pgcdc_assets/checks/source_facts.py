@@ -81,7 +81,7 @@ def read_source(
 
 
 def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None:
-    """The session that reads the slot. Also None if our role lacks the rights of pg_read_all_stats, because the
+    """The session that reads the slot. Also None if pgcdc's role lacks the rights of pg_read_all_stats, because the
     application name of another role's session is then NULL."""
     if status is None or status.active_pid is None:
         return None

@@ -211,7 +211,7 @@ def _at_work(layout: Layout) -> str | None:
 
 
 def reachable(settings: Settings) -> str:
-    """The source's conninfo. SourceUnavailable if the embedded server does not run."""
+    """The source's conninfo. Raises SourceUnavailable if the embedded server is the source and does not run."""
     if is_embedded(settings) and not shop.server(settings.state).running:
         raise SourceUnavailable("is not running", thing="embedded PostgreSQL",
                                 do="`pgcdc sync`, `pgcdc follow` and `pgcdc up` start it")  # fmt: skip

@@ -47,7 +47,7 @@ class AddressType(click.ParamType["tuple[str, int]"]):
 @click.option("--ready-within", type=click.FloatRange(min=1), default=60.0, show_default=True, metavar="SECONDS",
               help="/readyz fails if changes wait and replication makes no progress for this long.")  # fmt: skip
 def metrics(listen: tuple[str, int] | None, ready_within: float) -> int:
-    """Print metrics for Prometheus, or serve them. Also works if the sync, the source or the lake is down."""
+    """Print metrics for Prometheus, or serve them. Also works if no sync runs, or source or lake does not answer."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     from pgcdc_assets.metrics.families import Metrics
@@ -66,7 +66,7 @@ def metrics(listen: tuple[str, int] | None, ready_within: float) -> int:
 
 
 def serve(found: Metrics, registry: Any, host: str, port: int) -> None:
-    """Serve until a signal ends the process. MachineError if the address cannot be used."""
+    """Serve until a signal ends the process. Raises MachineError if the address cannot be used."""
     import socket
     from wsgiref.simple_server import WSGIRequestHandler, make_server
 

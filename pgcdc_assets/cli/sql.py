@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
     """Query all mirrors at one LSN, in DuckDB's SQL.
 
-    If QUERY is `-`, it is read from stdin. Tables of `public` need no schema: pgcdc sql "SELECT count(*) FROM orders"
+    If QUERY is `-`, stdin has the query. Tables of `public` need no schema: pgcdc sql "SELECT count(*) FROM orders"
     """
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.lake.lake import Lake

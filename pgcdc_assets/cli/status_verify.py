@@ -29,7 +29,7 @@ _LSN_WIDTH = 17
 @click.command(epilog=examples("pgcdc status", "pgcdc status --json | jq .problems"))
 @as_json
 def status(as_json: bool) -> int:
-    """Show slot health, positions, lag, and every table's state."""
+    """Show the slot, LSNs, lag, the state of each table, and problems."""
     from pgcdc_assets.checks.status import status as look
 
     found = look(Settings.load())

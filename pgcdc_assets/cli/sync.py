@@ -52,8 +52,8 @@ def snapshot(tables: tuple[TableName, ...]) -> int:
 @click.command(epilog=examples("pgcdc heal public.orders"))
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def heal(tables: tuple[TableName, ...]) -> int:
-    """Resume tables that were set aside, once the cause is fixed. Applies the changes from the change log; copies
-    nothing. Also works while `pgcdc follow` runs."""
+    """Follow tables again that were set aside, once the cause is fixed. Applies the missing changes from the change
+    log; copies nothing. Also works while `pgcdc follow` runs."""
     return _for_tables("heal", "heal", tables)
 
 
@@ -67,7 +67,7 @@ def heal(tables: tuple[TableName, ...]) -> int:
     help="An LSN range X/Y..X/Y, or the key of a partition of `change_log` in Dagster.",
 )
 def repair(table: TableName, span: LsnRange) -> int:
-    """Rebuild, from the change log, the rows that an LSN range changed. Also works while `pgcdc follow` runs."""
+    """Rebuild, from the change log, the rows that changed in an LSN range. Also works while `pgcdc follow` runs."""
     settings = project_settings()
     refuse_unknown(settings, [table])
     progress = ConsoleProgress()
@@ -85,7 +85,7 @@ def repair(table: TableName, span: LsnRange) -> int:
 @click.option("--current", is_flag=True, help="End at the source's current LSN.")
 @click.option("--clear", is_flag=True, help="Cancel the request to end at an LSN.")
 def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
-    """Make the running sync, and the sensor's runs, end at an LSN. Later runs end there too, until --clear."""
+    """Make the running sync, and the sensor's runs, end at an LSN. Later runs end there too, until you use --clear."""
     from pgcdc_assets.flow.requests import follow_until
 
     if (lsn is not None) + current + clear != 1:

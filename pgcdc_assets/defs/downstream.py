@@ -50,7 +50,8 @@ class PgcdcLake(dg.ConfigurableIOManager):
         return Lake(self.root).at(lsn)
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The rows of the input's mirror. LakeError if no point lists the table."""
+        """The rows of the input's mirror. Raises UnknownTable if the point does not list the table, and LakeError if
+        there is no point."""
         rows = self.at(_created(context)).arrow(_table(context))
         return _converted(rows, context.dagster_type.typing_type)
 

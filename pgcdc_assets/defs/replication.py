@@ -96,8 +96,8 @@ class Replication:
         return Names(self.settings.name, self.prefix)
 
     def within(self, context: dg.OpExecutionContext | dg.SensorEvaluationContext) -> Self:
-        """A copy of this object with ``outside`` (the prefix that the code location of a run or sensor puts before our
-        asset keys) and ``shown``. Dagster does not report the prefix: it is derived from the change log's key."""
+        """A copy of this object with ``outside`` and ``shown`` as in the code location of this run or sensor. Dagster
+        does not report the prefix ``outside``, so it is derived from the change log's key."""
         repository = location_of(context)
         if repository is None:
             return self

@@ -77,7 +77,7 @@ class MirrorScan:
 
 
 def compared_columns(filter: pc.Expression, schema: pa.Schema) -> list[str]:
-    """The columns that an expression names. ArrowInvalid if the schema lacks one of them."""
+    """The columns that an expression names. Raises ArrowInvalid if the schema lacks one of them."""
     schema.empty_table().filter(filter)
     return _needed(filter, schema.empty_table(), schema.names)
 

@@ -1,4 +1,4 @@
-"""Packs this environment as an archive that Spark unpacks for its executors: our package, and what its tasks import.
+"""Packs this environment as an archive that Spark unpacks for its executors: pgcdc_assets, and what its tasks import.
 
 ``lib/`` holds the installed files of these packages, unchanged. ``bin/python`` is a script that starts the node's own
 Python of the same minor version with these packages. An archive of the virtual environment is not used, because it
@@ -72,7 +72,7 @@ def pack(to: Path) -> Packed:
 
 
 def _needed() -> list[Distribution]:
-    """Returns our package, the packages that its tasks import, and the packages that these require."""
+    """Returns pgcdc_assets, the packages that its tasks import, and the packages that these require."""
     found: dict[str, Distribution] = {PACKAGE: _installed(PACKAGE)}
     todo = list(OF_TASKS)
     while todo:
@@ -110,7 +110,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _files(found: list[Distribution]) -> Iterator[tuple[str, Path]]:
-    """Yields each file's name in ``lib/`` and its path. Reads our own package's folder directly, because an editable
+    """Yields each file's name in ``lib/`` and its path. Reads the folder of pgcdc_assets directly, because an editable
     installation does not list its modules."""
     root = Path(pgcdc_assets.__file__).parent
     for one in found:
