@@ -3,12 +3,14 @@ commits. delta-rs makes each checkpoint in a scratch folder, to which the needed
 table's own folder, delta-rs would list the whole log, and the checkpoint would have its final name before its content
 is complete.
 
-A checkpoint names removed files (its tombstones), because another writer's VACUUM must not delete files that consistent
-points still need. VACUUM deletes a file that is older than the property ``delta.deletedFileRetentionDuration``, unless
-the newest version contains the file, or the log names a removal of it that is younger than this property. A file that
-was in the table for only a short time is protected by its own age nearly as long as by a named removal. With a Delta
-commit every second, there are millions of such files. So checkpoints name only removed files that were in the table for
-longer than SHORT_LIFE, and the property is longer than the retention of points by SHORT_LIFE.
+A checkpoint also names removed files (tombstones). They protect files that consistent points still need from another
+writer's VACUUM. VACUUM keeps a file if the newest version contains it, if the file is younger than the property
+``delta.deletedFileRetentionDuration``, or if the log names its removal and the removal is younger than this property.
+
+With a Delta commit every second, there are millions of removed files, and most were in the table only for a short time.
+For such a file, the age of the file protects it nearly as long as a tombstone. So checkpoints name only removed files
+that were in the table for longer than SHORT_LIFE. To make up for this, the property is SHORT_LIFE longer than the
+retention of points.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from pgcdc_assets.store.base import Entry
 from pgcdc_assets.store.scratch import DraftFile
 
 _STALE_SECONDS: Final = 3600
-"""A staged commit, which has no number yet, is deleted at this age, because its writer must be dead."""
+"""A staged commit (a file whose content is complete, but which has no commit number yet) is deleted at this age,
+because its writer must be dead."""
 _SCRATCH: Final = "_checkpoint"
 """The scratch folder, inside the table's folder so that it has the same access rights. Delta readers ignore it."""
 _STAGED: Final = ("_", ".tmp")
@@ -47,32 +50,32 @@ _STAGED: Final = ("_", ".tmp")
 
 
 def make_checkpoint(folder: Location, version: int) -> None:
-    """Write the checkpoint of the newest version, and update the hint file, so that readers begin at this checkpoint.
-    First makes the names of the table's files durable. When the checkpoint is durable too, deletes commits that are
-    older than the table's log retention, and files that killed writers left in the log. In any other order, a power cut
-    could delete both the checkpoint and the commits."""
+    """Write the checkpoint of the newest version, and update the hint file ``_last_checkpoint``, so that readers begin
+    at this checkpoint. Then delete commits that are older than the table's log retention, and files that killed writers
+    left in the log. Commits are deleted only after the checkpoint and the names of the table's files are durable.
+    Otherwise a power cut could leave neither checkpoint nor commits."""
     storage.settle([folder, folder / DELTA_LOG])
     made = write_checkpoint(folder, version)
     log = folder / DELTA_LOG
     storage.settle([log])
     storage.replace(log / LAST_CHECKPOINT, json.dumps({"version": version, "size": made.actions}).encode())
-    # If Spark wrote the old hint, Hadoop's checksum file for it does not match the new hint.
+    # If Spark wrote the old hint file, Hadoop has a checksum file for it, which does not match the new hint file.
     storage.delete([checksum_of(log / LAST_CHECKPOINT)])
     _clean_up(log, log_retention(made.configuration))
 
 
 @dataclass(frozen=True)
 class Made:
-    """A written checkpoint: its number of actions, and the table's properties at its version."""
+    """What :func:`write_checkpoint` wrote: the number of actions, and the table's properties at this version."""
 
     actions: int
     configuration: Mapping[str, str]
 
 
 def write_checkpoint(folder: Location, version: int) -> Made:
-    """Write the checkpoint of a version. The content is durable before the file gets its name. The caller makes the
-    name durable by a sync of the log's folder. Readers use the checkpoint only if the hint file names it, or if they
-    list the log."""
+    """Write the checkpoint of a version. The content is durable before the file gets its name; the caller must sync the
+    log's folder to make the name durable. The hint file does not change, so only readers that list the log find the
+    checkpoint."""
     log = folder / DELTA_LOG
     parts = checkpoint_files(log, version)
     begin = next((number for number, found in parts.items() if is_whole(found)), -1)
@@ -87,14 +90,16 @@ def write_checkpoint(folder: Location, version: int) -> Made:
         told = Made(int(read_footer(made).num_rows), table.metadata().configuration)
         put_aside(log, [path for path in parts.get(version, ()) if path.name != made.name])
         storage.put(DraftFile(made.text), log / made.name)
-    # If Spark wrote an earlier checkpoint with this name, Hadoop's checksum file for it does not match.
+    # If Spark wrote an earlier checkpoint with this name, Hadoop has a checksum file for it, which does not match the
+    # new file.
     storage.delete([checksum_of(log / made.name)])
     return told
 
 
 def _clean_up(log: Location, retention: timedelta) -> None:
-    """Delete the files of versions below the newest checkpoint that is older than ``retention``. Every version at or
-    above this checkpoint stays readable. Also deletes staged commits of killed writers."""
+    """Delete the log's files older than ``retention`` that belong to versions below a checkpoint: the newest one that
+    is itself older than ``retention``. Every version at or above it stays readable. Also deletes staged commits of
+    killed writers."""
     now = time.time()
     entries = storage.list_after(log)
     before = now - retention.total_seconds()
@@ -111,21 +116,22 @@ def _left_by_killed_writers(entries: Sequence[Entry], now: float) -> list[str]:
 
 
 SHORT_LIFE: Final = timedelta(days=1)
-"""A checkpoint need not name a removed file that was in the table for at most this time."""
+"""A checkpoint does not name a removed file that was in the table for at most this time. See the module's docstring."""
 DELETED_FILES: Final = "delta.deletedFileRetentionDuration"
 LOG: Final = "delta.logRetentionDuration"
 LOG_KEPT: Final = timedelta(days=30)
-"""How long mirrors keep old commits. This is twice the age of the oldest point, because a mirror's version may already
-be old when a point names it."""
+"""How long mirrors keep old commits: twice the longest retention of points, because a mirror's version may already be
+old when a point names it."""
 
 _LOG_BY_DEFAULT: Final = timedelta(days=30)
-"""Delta's default of the log's retention, for a table whose property is missing or cannot be parsed here."""
+"""Delta's default, for a table whose property ``delta.logRetentionDuration`` is missing or cannot be parsed here."""
 _NONE: Final = timedelta(0)
 _INTERVAL: Final = re.compile(r"\s*(?:interval\s+)?(\d+)\s*(second|minute|hour|day|week)s?\s*", re.IGNORECASE)
 
 
 def retention_properties(retention: timedelta) -> dict[str, str]:
-    """The retention properties of a mirror, if consistent points must stay readable for ``retention``."""
+    """The table properties of a mirror with which consistent points stay readable for ``retention``, even if another
+    writer runs VACUUM."""
     return {name: _interval(span) for name, span in _kept(retention).items()}
 
 
@@ -140,14 +146,14 @@ def _kept(retention: timedelta) -> dict[str, timedelta]:
 
 
 def log_retention(configuration: Mapping[str, str]) -> timedelta:
-    """How long the table keeps old commits, which are no longer needed because of a newer checkpoint."""
+    """How long the table keeps commits and checkpoints that a newer checkpoint has made unneeded."""
     told = _span(configuration.get(LOG))
     return _LOG_BY_DEFAULT if told is None else told
 
 
 def drop_short_lived(folder: Location, checkpoint: Location) -> int:
-    """Rewrite a checkpoint without the removed files that it need not name. Returns the number of these files. The
-    checkpoint must not be in the log's folder yet."""
+    """Rewrite a checkpoint without the removed files that were in the table for at most SHORT_LIFE. Returns how many
+    entries were left out. The checkpoint must not be in the log's folder yet."""
     with opened_parquet(checkpoint) as file:
         table = file.read()
     removed = table["remove"].to_pylist()
@@ -166,7 +172,8 @@ def _outlived_its_age(folder: Location, removed: dict[str, Any], live: frozenset
 
 
 def _born(path: Location, otherwise: float) -> float:
-    """When the file was last written, in seconds since 1970. VACUUM uses this time. ``otherwise`` if it is missing."""
+    """When the file was last written, in seconds since 1970, as VACUUM sees it. Returns ``otherwise`` if the file does
+    not exist."""
     found = storage.head(path)
     return otherwise if found is None else found.written
 
@@ -182,6 +189,6 @@ def _interval(of: timedelta) -> str:
 
 
 def _span(stated: str | None) -> timedelta | None:
-    """Parses an interval property; None for a text that is not a plain interval."""
+    """Parses the value of an interval property, such as ``interval 7 days``. None if it has another form."""
     match = _INTERVAL.fullmatch(stated or "")
     return timedelta(**{f"{match[2].lower()}s": int(match[1])}) if match else None

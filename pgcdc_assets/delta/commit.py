@@ -1,11 +1,12 @@
-"""Writes Delta commits to the tables of the lake. delta-rs cannot write deletion vectors, and lists a log repeatedly.
+"""Writes Delta commits to the tables of the lake. delta-rs cannot write deletion vectors, and lists the log again for
+each commit.
 
-A commit is one JSON file in the table's log, as the protocol defines. It is created completely or not at all, and never
-under a number that another writer has already used.
+A commit is one JSON file in the table's log, as Delta's protocol defines. It is created completely or not at all, and
+never under a number that another writer has already used.
 
-The content of each file is durable before a commit names the file. Tasks make their data files durable. This module
-makes deletion vectors and commits durable. File names become durable later, when :func:`settle` syncs the folders of
-several tables together.
+The content of each file is durable before a commit names the file. Tasks make the content of their data files durable,
+this module the content of deletion vectors and commits. The names of the files become durable later, when
+:func:`settle` syncs the folders of several tables together.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -35,30 +36,32 @@ FEATURES: Final = frozenset({
     "appendOnly", "changeDataFeed", "columnMapping", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
     "typeWidening", "variantType",
 })  # fmt: skip
-"""The writer features of a table that our commits support without further work."""
+"""The table features that our commits support. A table that requires another feature is not written."""
 _TIGHT: Final = re.compile(r'"tightBounds"\s*:\s*(?:true|false)')
 _CHECKPOINT_EVERY: Final = 10
 """The number of commits between checkpoints if the table has no property for it. This is Delta's default."""
 
 LEADER: Final = "pgcdc/leader"
-"""The id of the Delta app transaction whose version is the number of the table's last leader; see :func:`fence`."""
+"""The application id under which :func:`fence` stores the number of the writer that has taken over the table."""
 
 Mode = Literal["append", "overwrite"]
 
 
 @dataclass(frozen=True)
 class FileChange:
-    """The changes of a commit: the files that it adds, and the positions of the rows that it deletes, by file."""
+    """The changes of a commit: the files that it adds, and the positions of the rows that it deletes, by the path of
+    their file."""
 
     added: Sequence[FileReport]
     gone: Mapping[str, BitMap64]
 
 
 def commit_files(table: DeltaVersion, files: Sequence[FileReport], mode: Mode, positions: Mapping[str, int]) -> int:
-    """Add the files to the table (or replace all its files with them) by one commit directly after version ``table``.
-    Returns the new version. ``positions``: new versions of Delta app transactions, by application id. Raises LakeError
-    if the table has already passed a position, if a file differs from its report or does not fit the table's columns,
-    or if another writer has committed after version ``table``."""
+    """Add the files to the table, or with ``overwrite`` replace all its files, by one commit directly after version
+    ``table``. Returns the new version. ``positions``: new versions of Delta app transactions, by application id.
+
+    Raises CommitLost if another writer has committed after version ``table``. Raises LakeError if the table has already
+    reached one of the positions, or if a file differs from its report or does not fit the table's columns."""
     _check_passed(table, mode, positions)
     return replace_files(table, table.files if mode == "overwrite" else (), files, positions)
 
@@ -67,8 +70,8 @@ def replace_files(
     table: DeltaVersion, gone: Sequence[Added], files: Sequence[FileReport], positions: Mapping[str, int],
     *, changes: bool = True, optional: Collection[str] = (),
 ) -> int:  # fmt: skip
-    """Like :func:`commit_files`, but removes the files ``gone``, and positions may become lower. Without ``changes``,
-    the commit states that no row changes. Files may lack ``optional`` columns, which are then NULL."""
+    """Like :func:`commit_files`, but removes the files ``gone``, and does not check whether positions rise. Without
+    ``changes``, the commit states that no row changes. Files may lack ``optional`` columns, which are then NULL."""
     refuse_features(table)
     now = now_ms()
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(files)}
@@ -82,8 +85,8 @@ def commit_change(
     properties: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
     """Commit deleted rows and added files directly after version ``table``. Returns the new version. ``positions`` and
-    errors are as for :func:`commit_files`. ``metrics`` are shown in the table's history. ``properties``: table
-    properties that change in the same commit."""
+    errors: see :func:`commit_files`. ``metrics``: counts for the table's history. ``properties``: table properties that
+    change in the same commit."""
     refuse_features(table, vectors=True)
     _check_passed(table, "append", positions)
     now = now_ms()
@@ -94,12 +97,13 @@ def commit_change(
 
 
 def commit_rewritten(table: DeltaVersion, files: Sequence[Added], reports: Sequence[FileReport]) -> int:
-    """Replace files with new files that contain the same rows. Returns the new version. Raises LakeError if the numbers
-    of rows differ."""
+    """Replace files by new files that contain the same live rows. Returns the new version. Raises LakeError if the
+    numbers of rows differ."""
     left = sum((file.rows or 0) - file.deleted for file in files)
     if sum(report.rows for report in reports) != left:
         raise LakeError(
-            f"{left} rows should have been rewritten, but the new files have another number", thing=str(table.folder)
+            f"has {left} rows to write to new files, but the new files have another number of rows",
+            thing=str(table.folder),
         )
     return replace_files(table, files, reports, {}, changes=False)
 
@@ -120,8 +124,8 @@ def _commit(
 
 
 def append_commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
-    """Write a commit with these actions directly after version ``table``, and a checkpoint if it is due. Returns the
-    new version."""
+    """Write a commit with these actions directly after version ``table``, then a checkpoint if the property
+    ``delta.checkpointInterval`` requires it. Returns the new version."""
     version = table.number + 1
     put_commit(table.folder / DELTA_LOG, version, actions)
     if version % int(table.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)) == 0:
@@ -132,20 +136,21 @@ def append_commit(table: DeltaVersion, actions: Sequence[Action]) -> int:
 def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
     """Write commit number ``version`` with these actions, of which the first must be ``commitInfo``. Raises CommitLost
     if a commit with this number exists. The content is durable when this returns; the name is durable after a sync of
-    the log's folder. Each commit gets a unique id, so that after a lost answer of the store, the existing commit can be
-    compared with this commit."""
+    the log's folder. Each commit gets a unique id: if the answer of an object store is lost, the store reads the file
+    to see whether it is this commit."""
     actions[0]["commitInfo"] |= {ACTIONS: len(actions), "txnId": str(uuid.uuid4())}
     try:
         storage.create(log / commit_name(version), "".join(json.dumps(action) + "\n" for action in actions).encode())
     except FileExistsError:
         raise CommitLost("another writer committed at the same time", thing=str(log.parent),
-                         do="let only one process write to the lake") from None  # fmt: skip
+                         do="run again, and let only one process write to the lake") from None  # fmt: skip
 
 
 def fence(folder: Location, version: int, leader: int) -> None:
-    """Claim the next free commit number by a commit without changes, so that a writer that has lost its lease, and does
-    not know it yet, cannot commit. ``version``: the newest version that the caller knows. If the old writer has
-    committed since then, a higher number is claimed."""
+    """Take the next free commit number with a commit that changes nothing. An old writer, which has lost its lease and
+    does not know it yet, then cannot commit under this number. ``version``: the newest version that the caller knows.
+    If the old writer has committed since then, the next higher number is taken. ``leader``: the number of the new
+    writer, which the commit records."""
     while True:
         version += 1
         with suppress(CommitLost):
@@ -160,12 +165,12 @@ def transactions(positions: Mapping[str, int], now: int) -> list[Action]:
 
 
 def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int]) -> None:
-    """Raises LakeError if a position would become lower, or if it would stay the same in an append."""
+    """Raise LakeError if a position would become lower, or if an append would leave it the same."""
     for app_id, version in positions.items():
         stands = table.positions.get(app_id)
         if stands is not None and (stands > version or (stands == version and mode == "append")):
             raise LakeError(
-                f"already records {stands} for {app_id}, so this commit cannot record {version}",
+                f"already records position {stands} for {app_id}, so this commit cannot record {version}",
                 thing=str(table.folder),
             )
 
@@ -175,12 +180,12 @@ def now_ms() -> int:
 
 
 def _replaced(table: DeltaVersion, gone: Mapping[str, BitMap64], now: int) -> list[Action]:
-    """Makes the actions for deleted rows: each affected file is removed, and added again with a larger deletion vector
-    unless no row is left."""
+    """Make the actions for deleted rows. Each affected file is removed. If it still has live rows, it is added again
+    with a larger deletion vector."""
     path = table.folder
     changed = [(file, _larger(path, file, gone[file.path])) for file in table.files if file.path in gone]
     if len(changed) != len(gone):
-        raise LakeError("a commit deletes rows of a file that is not part of the table", thing=str(path))
+        raise LakeError("a commit would delete rows of a file that is not part of the table", thing=str(path))
     left = [(file, vector) for file, vector in changed if file.rows is None or len(vector) < file.rows]
     descriptors = write_vectors(path, [vector for _, vector in left]) if left else []
     actions: list[Action] = [{"remove": removal(file, now)} for file, _ in changed]
@@ -193,7 +198,7 @@ def _larger(folder: Location, file: Added, gone: BitMap64) -> BitMap64:
     vector = file.action.get("deletionVector")
     before = BitMap64() if vector is None else read_vector(folder, vector)
     if not before.isdisjoint(gone):
-        raise LakeError("a commit deletes rows that are already deleted", thing=str(folder / file.path))
+        raise LakeError("a commit would delete rows that are already deleted", thing=str(folder / file.path))
     return before | gone
 
 
@@ -216,8 +221,8 @@ def _with_vector(file: Added, vector: Descriptor) -> Action:
 
 
 def loosened(stats: str) -> str:
-    """Changes the statistics (JSON) of a file that loses rows: marks its bounds as not tight. Edits the JSON as text,
-    because a parsed decimal would become a float. The bound would then be different, and readers would skip rows."""
+    """Mark the bounds in a file's statistics (JSON) as not tight, because the file has lost rows. The JSON is edited as
+    text. If it were parsed, a decimal bound would become a float with another value, and readers would skip rows."""
     text, told = _TIGHT.subn('"tightBounds":false', stats)
     if told:
         return text
@@ -249,7 +254,8 @@ def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
 
 
 def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
-    """Why changes cannot be applied to a table with these features, as text; None if they can be applied."""
+    """Why our commits cannot write to this table, because of its features, as text; None if they can. ``vectors``:
+    whether the commit may need deletion vectors."""
     odd = sorted(table.features - FEATURES)
     if odd:
         return f"has a table feature that pgcdc cannot write: {', '.join(odd)}"
@@ -261,5 +267,5 @@ def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
 
 
 def settle(folders: Iterable[Location]) -> None:
-    """Make the names of our commits and files in these tables durable. Their content is already durable."""
+    """Make the names of our commits and files in these tables' folders durable. Their content is already durable."""
     storage.settle([place for folder in folders for place in (folder, folder / DELTA_LOG)])

@@ -1,8 +1,7 @@
-"""Writes and checks Parquet data files. Tasks write data files, and one Delta commit then adds them to the table. A
-file's name contains a UUID, and readers do not see the file before the commit. So a task that runs twice leaves an
-unused file, but never adds rows twice. Delta does not check the files that a commit names: a missing file is still
-counted, and columns with wrong types are read as NULL. So :func:`check_files` checks each file before the commit.
-:func:`neighbours` chooses small files to merge."""
+"""Writes and checks Parquet data files. Spark tasks write data files, and one Delta commit then adds them to the table.
+A file's name contains a UUID, and readers do not see the file before the commit. So a task that runs twice leaves an
+unused file, but never adds rows twice. Delta does not check the files that a commit names: it counts the rows of a
+missing file, and reads columns with wrong types as NULL. So :func:`check_files` checks each file before the commit."""
 
 from __future__ import annotations
 
@@ -33,14 +32,14 @@ if TYPE_CHECKING:
 
 OWN_PREFIX: Final = "_pgcdc_"
 INDEXED_COLUMNS: Final = 32
-"""How many columns have statistics, in addition to the ``_pgcdc_`` columns. This is Delta's default, which keeps the
-log of wide tables small."""
+"""How many columns of a table have statistics; the ``_pgcdc_`` columns have them too. This is Delta's default, and
+keeps the log of wide tables small."""
 LONGEST_BOUND: Final = 64
-"""The longest string in statistics, in characters. A column with longer values has no bounds, because readers would
-skip rows by a shortened bound."""
+"""The longest string in statistics, in characters. If a bound (the least or greatest value of a file) is longer, the
+column has no bounds in this file, because with a shortened bound some readers would skip rows."""
 HIGHEST_CHARACTER: Final = "\U0010ffff"
-"""The character with which Delta ends a shortened bound. A column with this character has no bounds, because delta-rs
-and Polars find no row if a complete bound begins with it."""
+"""The character with which Delta ends a shortened bound. If a bound contains it, the column has no bounds in this file,
+because delta-rs and Polars find no row if a complete bound begins with this character."""
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
     # zstd needs less than half of snappy's space, and no more CPU (measured on mixed rows).
     "compression": "zstd",
@@ -50,8 +49,8 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 }
 
 DICTIONARY_SAMPLE: Final = 1000
-"""Number of rows that are checked to find columns with few distinct values. Only these columns get a dictionary,
-because building a dictionary of many values would take a third of the writing time."""
+"""How many of a file's first rows are checked to find columns with few distinct values. Only these columns get a
+dictionary, because building a dictionary of many values would take a third of the writing time."""
 DICTIONARY_SHARE: Final = 8
 """A column gets a dictionary if the checked rows have at most one distinct value per this many rows."""
 
@@ -75,8 +74,7 @@ class FileReport:
 
 class DataFile:
     """A Parquet file that is being written. It is created by the first :meth:`write` with rows, so that there is never
-    a file without rows. ``schema`` has the physical column names (:meth:`Mirror.physical` if the table uses column
-    mapping)."""
+    a file without rows. ``schema``: the columns, with the names that the table's files use."""
 
     def __init__(self, folder: Location, schema: pa.Schema) -> None:
         self.path = folder / f"part-{uuid.uuid4().hex}.parquet"
@@ -88,7 +86,7 @@ class DataFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close the file. After a failure, the file stays, but no commit names it."""
+        """Close the file. After a failure it stays in its folder, but no commit names it."""
         if self._writer is not None and self._writer.is_open:
             self._writer.close()
 
@@ -103,7 +101,7 @@ class DataFile:
         self._writer.write_table(table, row_group_size=table.num_rows)
 
     def finish(self) -> FileReport | None:
-        """Close the file, make its content durable, and report it; None if nothing was written."""
+        """Close the file, make its content durable, and return its report; None if nothing was written."""
         if self._writer is None or self._draft is None:
             return None
         self._writer.close()
@@ -133,10 +131,10 @@ def _repeating(table: pa.Table) -> list[str]:
 
 
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
-    """Makes Delta's statistics (JSON) of a file from its Parquet footer. A column has bounds only if readers can rely
-    on them. Floats have no bounds, because NaN lies outside of bounds; Spark also uses the bounds in the footer, so
-    floats have no bounds there either. Decimals are JSON strings, because a JSON number would lose digits. Strings are
-    never shortened."""
+    """Make Delta's statistics (JSON) of a file from its Parquet footer. A column has bounds only if readers can rely on
+    them. Floats have no bounds, because NaN lies outside of any bounds. They have none in the footer either, because
+    Spark uses those too. Decimals are JSON strings, because a JSON number would lose digits. Strings are never
+    shortened."""
     bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
     nulls: dict[str, int] = {}
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
@@ -157,7 +155,8 @@ def _indexed(footer: pq.FileMetaData, schema: pa.Schema) -> list[tuple[int, str]
     values = [name for name in plain if not name.startswith(OWN_PREFIX)][:INDEXED_COLUMNS]
     wanted = {*values, *(name for name in plain if name.startswith(OWN_PREFIX))}
     leaves = ((index, footer.schema.column(index)) for index in range(footer.num_columns))
-    # The path of a nested column's leaf is longer than its name. Do not search for dots: a column's name may have dots.
+    # The path of a leaf in a nested column is longer than the leaf's name. A dot in the path would not show this,
+    # because a column's name may have dots.
     return [(index, leaf.name) for index, leaf in leaves if leaf.path == leaf.name and leaf.name in wanted]
 
 
@@ -199,14 +198,14 @@ def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, o
     footers = storage.together(folder, [partial(read_footer, data) for data in places])
     for file, data, found, footer in zip(files, places, heads, footers, strict=True):
         if found is None or (found.size, footer.num_rows) != (file.size, file.rows):
-            raise LakeError("is not the file that its task reported", thing=str(data))
+            raise LakeError("is missing, or has another size or number of rows than its task reported", thing=str(data))
         if odd := odd_columns(footer.schema.to_arrow_schema(), schema, optional):
             raise LakeError(f"has other columns than its table: {', '.join(odd)}", thing=str(data))
 
 
 def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) -> list[str]:
-    """The names of columns that differ between file and table, or that are missing in the file or in the table. The
-    file may have additional ``_pgcdc_`` columns, and may lack ``optional`` columns."""
+    """The names of columns that have another type in the file than in the table, or that only one of them has. Allowed
+    are additional ``_pgcdc_`` columns in the file, and missing ``optional`` columns."""
     expected = {str(field.metadata.get("delta.columnMapping.physicalName", field.name)): str(field.type)
                 for field in table.fields}  # fmt: skip
     found = {field.name: str(field.type) for field in Schema.from_arrow(file).fields}
@@ -216,8 +215,8 @@ def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) 
 
 
 def in_int96(footer: pq.FileMetaData) -> bool:
-    """Whether a file has timestamps in Parquet's old form INT96, which is Spark's default. Readers that convert INT96
-    to nanoseconds, such as delta-rs, read wrong values before 1678 and after 2261."""
+    """Whether a file has timestamps in Parquet's old form INT96, which Spark writes by default. Readers that convert
+    INT96 to nanoseconds, such as delta-rs, read wrong values before 1678 and after 2261."""
     return any(footer.schema.column(place).physical_type == "INT96" for place in range(footer.num_columns))
 
 
@@ -254,9 +253,9 @@ def read_footer(path: Location) -> pq.FileMetaData:
 def neighbours(
     files: Iterable[File], weight: Callable[[File], int], *, largest: int, full: int, fewest: int = 2
 ) -> Iterator[list[File]]:
-    """Yields groups of consecutive files to merge, each with a total ``weight`` of at most ``full``. Skips files whose
-    weight is ``largest`` or more. The last group is left out if it has fewer than ``fewest`` files, because more files
-    may be added to it later."""
+    """Yield groups of small files to merge, in the order of ``files``, each with a total ``weight`` of at most
+    ``full``. Files whose weight is ``largest`` or more are skipped. The last group is left out if it has fewer than
+    ``fewest`` files: it can be merged later, with files that are added until then."""
     group: list[File] = []
     size = 0
     for file in files:

@@ -36,19 +36,21 @@ _NEEDS: Final[Mapping[str, Callable[[str, Mapping[str, str]], bool]]] = {
     "typeWidening": lambda _, properties: properties.get(WIDENING) == "true",
     "changeDataFeed": lambda _, properties: properties.get("delta.enableChangeDataFeed") == "true",
 }
-"""For each table feature, a function that returns whether a table with this schema and these properties needs it. A
-feature that is not needed would only exclude readers."""
+"""For each table feature, a function of a table's schema (JSON) and properties that returns whether the table needs the
+feature. Only needed features are enabled, because each feature excludes some readers."""
 _OF_WRITERS: Final = frozenset({"changeDataFeed"})
+"""The features of these that only writers must support."""
 _LEGACY: Final = ("appendOnly", "invariants")
-"""The features that writer version 2 includes without a list. A table that lists its features must also list these."""
+"""The features that writer version 2 includes without naming them. When a table changes to a protocol that names its
+features, it must name these too."""
 
 
 def create_table(
     folder: Location, schema: Schema | Columns, properties: Mapping[str, str], positions: Mapping[str, int],
     root: Location,
 ) -> None:  # fmt: skip
-    """Create a table without rows, by commit 0. The table and its folders, up to ``root``, are durable when this
-    returns. Raises CommitLost if the table already exists."""
+    """Create a table without rows, by commit 0. It is durable when this returns, with its folders up to ``root``.
+    Raises CommitLost if the table already exists."""
     if isinstance(schema, Columns):
         properties = {**properties, **schema.properties}
     now = now_ms()
@@ -81,8 +83,8 @@ def commit_columns(
     gone: Sequence[Added] = (), positions: Mapping[str, int] | None = None, description: str | None = None,
 ) -> int:  # fmt: skip
     """Change the table's columns by a commit directly after version ``table``, which also removes the files ``gone``.
-    Returns the new version. Columns that a remaining file lacks are read as NULL. ``description``: the table's new
-    description; None does not change it, an empty text removes it."""
+    Returns the new version. A new column is NULL in the files that stay. ``description``: the table's new description;
+    None keeps the present description, an empty text removes it."""
     refuse_features(table)
     now = now_ms()
     more = schema.properties if isinstance(schema, Columns) else {}
@@ -152,7 +154,7 @@ def _metadata(table: DeltaVersion, schema: str, configuration: Mapping[str, str]
 
 
 def _joined(one: Action, other: Action) -> Action:
-    """Makes a protocol action with the features of two protocols. Both must list their features by name."""
+    """Make a protocol action with the features of two protocols. Both must name their features."""
     features = ("readerFeatures", "writerFeatures")
     versions = {name: max(one[name], other[name]) for name in ("minReaderVersion", "minWriterVersion")}
     return {**versions, **{name: sorted({*one.get(name, ()), *other.get(name, ())}) for name in features}}
