@@ -170,7 +170,7 @@ def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int])
         stands = table.positions.get(app_id)
         if stands is not None and (stands > version or (stands == version and mode == "append")):
             raise LakeError(
-                f"already records position {stands} for {app_id}, so this commit cannot record {version}",
+                f"already records {stands} for {app_id}, so this commit cannot record {version}",
                 thing=str(table.folder),
             )
 

@@ -1,7 +1,7 @@
 """Reads a Delta table's log by the numbers of its commits.
 
-Other Delta readers list the log's folder each time, which takes 0.2 s of CPU time for the 60,000 commits that a
-steadily changing table gets in a day. Here the cost of a read depends only on the number of the table's files, and on
+Other Delta readers list the log's folder at each read. This takes 0.2 s of CPU time for 60,000 commits, which a table
+that changes all the time gets in a day. Here the cost of a read depends only on the number of the table's files, and on
 the number of commits since the last read.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
@@ -41,12 +41,12 @@ _FIELDS: Final = (
     "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector",
     "baseRowId", "defaultRowCommitVersion", "clusteringProvider",
 )  # fmt: skip
-"""The fields of an add action that are read from checkpoints. Spark's checkpoints also contain fields that are derived
-from these, such as statistics by column."""
+"""The fields of an add action that are read from checkpoints. Spark's checkpoints have more fields, such as parsed
+statistics, which can be derived from these."""
 _OUTSIDE: Final = re.compile(r"^/|:/|(^|/)\.\.(/|$)|[\x00\ud800-\udfff]")
-"""Matches a path that is outside of the table's folder, or that cannot be a path."""
+"""Matches a path outside of the table's folder, and a text that cannot be a path."""
 _AHEAD: Final = 16
-"""The most commits that are read at the same time."""
+"""At most this many commits are read at the same time."""
 
 T = TypeVar("T")
 
@@ -61,9 +61,10 @@ class Added:
     rows: int | None
     """Number of rows, including deleted rows; None if the file's statistics do not contain it."""
     vector: str | None
-    """The file with the data file's deletion vector; None if there is no such file."""
+    """The file that contains the deletion vector of this data file; None if it has no vector, or if the vector is in
+    the log."""
     deleted: int
-    """Number of rows that the deletion vector deletes."""
+    """Number of rows that the deletion vector deletes; 0 without a vector."""
     action: Action = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -97,7 +98,8 @@ class DeltaVersion:
 
     @property
     def features(self) -> frozenset[str]:
-        """The features that a writer must support. Empty for older protocols, which have only a version number."""
+        """The table features that a writer must support. Empty if the table has an older protocol, which has only
+        version numbers."""
         return frozenset(self.protocol.get("writerFeatures") or ())
 
     @cached_property
@@ -119,7 +121,7 @@ class DeltaVersion:
 
 @dataclass
 class Replay:
-    """The state of a table, built from its log action by action."""
+    """The state of a table, built by applying the actions of its log one after another."""
 
     protocol: Action = field(default_factory=dict)
     metadata: Action = field(default_factory=dict)
@@ -130,7 +132,7 @@ class Replay:
     """If False, ``files`` stays empty, because the list of files of a large table takes much memory."""
 
     def play(self, action: Action) -> Added | None:
-        """Apply an action. Returns the file that the action adds, or None."""
+        """Apply an action. Returns the file that the action adds; None if it adds none, or without ``with_files``."""
         if not self.with_files and ("add" in action or "remove" in action):
             return None
         if remove := action.get("remove"):
@@ -146,8 +148,8 @@ class Replay:
 
 
 def _position(version: Any) -> int:
-    """Checks the version of a Delta app transaction, which is a signed 64-bit number and not negative. In our
-    transactions it is usually an LSN."""
+    """The version of a Delta app transaction, which is usually an LSN in ours. Raises ValueError if it is negative, or
+    not a signed 64-bit number."""
     number = int(version)
     if not 0 <= number < 1 << 63:
         raise ValueError(f"{number} is not a version")
@@ -155,7 +157,7 @@ def _position(version: Any) -> int:
 
 
 class DeltaLog:
-    """The log of one table. Each read continues where the previous read ended. Threads may share the object."""
+    """The log of one table. :meth:`newest` continues where the previous read ended. Threads may share the object."""
 
     def __init__(self, folder: Location, *, with_files: bool = True) -> None:
         self.folder = folder
@@ -173,7 +175,7 @@ class DeltaLog:
                 if self._number < 0 or self._lost():
                     self._begin()
             except BaseException:
-                # It is not known how many actions were applied, so the next read must start again.
+                # Some actions of a commit may be applied and others not, so the next read must start again.
                 self._number = -1
                 raise
             return self._told()
@@ -184,8 +186,8 @@ class DeltaLog:
             try:
                 self._seek(version)
             except LakeError:
-                # Try again: a listed file may have been deleted before it was read, because maintenance deletes
-                # versions at the same time.
+                # Try once more. At the same time, maintenance may delete old versions, and so a file that was listed
+                # here before it was read.
                 self._seek(version)
             told = self._told()
         if told is None:
@@ -197,9 +199,9 @@ class DeltaLog:
         self._play_upto(version)
 
     def _lost(self) -> bool:
-        """Read the commits after the last read. Returns True if the newest version cannot be reached in this way. That
-        happens if the last read is so old that the commits at or after its end were deleted. The log must then be read
-        from the checkpoint that the hint file names."""
+        """Read the commits after the last read. Returns True if the newest version cannot be reached in this way,
+        because the next commits, or the last commit that was read, were deleted since. The log must then be read again
+        from a checkpoint."""
         number, log = self._number, self._log
         following, hint, there = storage.together(log, [
             partial(commit_if_there, log, number + 1), partial(hinted, log),
@@ -216,8 +218,8 @@ class DeltaLog:
         try:
             self._start(*_checkpoint_at(self._log, hint))
         except TornLog:
-            # The checkpoint is incomplete. Then the commits below it still exist, because they are deleted only after
-            # the checkpoint is durable.
+            # The checkpoint is incomplete. So it was never durable, and the commits below it still exist, because they
+            # are deleted only after the checkpoint is durable.
             self._start(-1, ())
         if 0 <= hint == self._number and self._read_on():
             return
@@ -270,9 +272,9 @@ class DeltaLog:
 
 
 class OpenLogs:
-    """The logs of tables that one run of the sync reads repeatedly. Each read continues where the previous read ended.
-    Threads may share the object. Use it only while no other process writes to the lake, because it would not notice
-    that a table was deleted and created again."""
+    """The logs of tables that one run reads repeatedly, kept in memory, so that each read continues where the previous
+    read ended. Threads may share the object. Use it only under the lake's lock: it does not notice if another process
+    deletes a table and creates it again."""
 
     def __init__(self) -> None:
         self._logs: dict[Location, DeltaLog] = {}
@@ -291,13 +293,13 @@ def open_delta(folder: Location) -> DeltaVersion | None:
 
 
 def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action]]:
-    """Version and actions of the newest readable checkpoint at or below ``upto``; -1 and no actions if there is no
-    such checkpoint. Raises TornLog if a checkpoint cannot be read and the commits below it were deleted."""
+    """Version and actions of the newest readable checkpoint at or below ``upto``; -1 and no actions if there is none.
+    Raises TornLog if checkpoints exist, none can be read, and the log's first commits were deleted."""
     return _readable(log, checkpoint_files(log, upto))
 
 
 def _readable(log: Location, checkpoints: Mapping[int, list[Location]]) -> tuple[int, list[Action]]:
-    """Like :func:`newest_checkpoint`, for given checkpoints, which are sorted newest first."""
+    """Like :func:`newest_checkpoint`, for these checkpoints, which must be sorted from the newest to the oldest."""
     failed: TornLog | None = None
     for number, parts in checkpoints.items():
         try:
@@ -310,7 +312,7 @@ def _readable(log: Location, checkpoints: Mapping[int, list[Location]]) -> tuple
 
 
 def checkpoint_actions(parts: Iterable[Location]) -> Iterator[Action]:
-    """Yields the actions of a checkpoint, without removed files. Raises TornLog if the checkpoint cannot be read."""
+    """Yield the actions of a checkpoint, except removals of files. Raises TornLog if the checkpoint cannot be read."""
     for path in parts:
         try:
             with opened_parquet(path) as file:
@@ -318,7 +320,7 @@ def checkpoint_actions(parts: Iterable[Location]) -> Iterator[Action]:
         except (OSError, pa.ArrowException) as error:
             raise torn(path, f"it cannot be read: {type(error).__name__}") from None
         if "add" not in table.column_names or table["add"].type.get_field_index("path") < 0:
-            raise torn(path, "it holds no files")
+            raise torn(path, "it does not list the table's files")
         for name in table.column_names:
             rows = pa.table({name: table[name]}).filter(pc.is_valid(table[name]))
             for row in rows.to_pylist(maps_as_pydicts="strict"):
@@ -326,7 +328,7 @@ def checkpoint_actions(parts: Iterable[Location]) -> Iterator[Action]:
 
 
 def is_whole(checkpoint: Iterable[Location]) -> bool:
-    """Whether the checkpoint's files (``checkpoint``) exist and can be read."""
+    """Whether the checkpoint with these files exists and can be read."""
     try:
         return any(True for _ in checkpoint_actions(checkpoint))
     except TornLog:
@@ -345,13 +347,13 @@ def hinted(log: Location) -> int:
     try:
         return int(json.loads(storage.read(log / LAST_CHECKPOINT))["version"])
     except (FileNotFoundError, *MALFORMED):
-        # The hint may be incomplete. That is harmless, because readers can do without it.
+        # The hint file may be incomplete after a power cut. Readers can do without it.
         return -1
 
 
 def file_key(action: Action) -> tuple[str, str]:
-    """The identity of a file in a version: its path and its deletion vector. Delta treats the same data file with a
-    different deletion vector as a different file."""
+    """What identifies a file in a version: its path and its deletion vector. In Delta's protocol, the same data file
+    with another deletion vector is another file."""
     vector = action.get("deletionVector")
     told = "" if vector is None else f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
     return str(action["path"]), told

@@ -1,5 +1,5 @@
-"""Reads the commits of a Delta table's log, and lists its files. Reading is strict: incomplete or unknown content
-raises an error.
+"""Reads the commits of a Delta table's log, and lists the log's files. Incomplete or unknown content always raises an
+error, because a wrong state of the table would go unnoticed.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
@@ -21,26 +21,29 @@ Action = dict[str, Any]
 
 COMMIT: Final = re.compile(r"(\d{20})\.json")
 CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
-"""Matches the file of a single-file checkpoint, or a part of a multi-part checkpoint. Checkpoints of the newer form,
-with sidecars, are not supported."""
+"""Matches the file of a checkpoint, or one part of a checkpoint in several files. Checkpoints of Delta's newer form
+(version 2, with sidecar files) are not supported."""
 ASIDE: Final = "_torn_"
 """Prefix of the new names of files that :func:`put_aside` renames in the log's folder."""
 VERSIONED: Final = re.compile(r"\.?(\d{20})\.")
-"""Matches the files that belong to a version: commits, checkpoints, and checksum files that Spark writes for them."""
+"""Matches the log's files that belong to a version: commits, checkpoints, and the checksum files that Spark writes for
+them."""
 ACTIONS: Final = "pgcdcActions"
-"""A field of ``commitInfo`` in our commits: the number of actions in the commit, including ``commitInfo``. Without this
-number, a commit that was cut off between two lines would look complete."""
+"""A field of ``commitInfo`` in our commits: the number of actions in the commit, including ``commitInfo``. It shows
+whether a commit was cut off between two lines by a power cut."""
 
 ENGINE: Final = "pgcdc_assets"
 """The name of this package in ``commitInfo``."""
 _ENDS_LINES: Final = (ENGINE, "Apache-Spark")
+"""Writers that write a line break after the last line of a commit."""
 _SEPARATES_LINES: Final = "delta-rs"
+"""A writer that writes no line break after the last line of a commit."""
 
 _NEEDED: Final = {
     "add": ("path", "size"), "remove": ("path",), "txn": ("appId", "version"), "metaData": ("schemaString",),
     "protocol": ("minReaderVersion",),
 }  # fmt: skip
-"""The actions that define the state of the table, each with the fields that it must have."""
+"""The actions that define the state of a table, each with the fields that it must have."""
 _OTHERS: Final = frozenset({"commitInfo", "cdc", "domainMetadata", "checkpointMetadata", "sidecar"})
 """Other actions that a commit may contain. They do not change the rows of the table."""
 
@@ -64,8 +67,8 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
     actions = [_action(line, path) for line in content.removesuffix(b"\n").split(b"\n")]
     info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None) or {}
     engine, ended = str(info.get("engineInfo", "")), content.endswith(b"\n")
-    # A commit that was cut off between two lines looks complete. Only the line break at its end may show the cut: some
-    # writers always end their last line with a line break, and some never do.
+    # A commit that was cut off at the end of a line looks complete. Only its last character may show the cut, because
+    # some writers always write a line break after the last line, and some never do.
     if (ended and engine.startswith(_SEPARATES_LINES)) or (not ended and engine.startswith(_ENDS_LINES)):
         raise torn(path, "its last line is incomplete")
     if ACTIONS in info and str(info[ACTIONS]) != str(len(actions)):
@@ -74,7 +77,8 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
 
 
 def checksum_of(path: Location) -> Location:
-    """The checksum file that Hadoop writes for a file. If it does not match the file, Hadoop does not read the file."""
+    """The path of the checksum file that Hadoop writes for a file. Hadoop refuses to read a file that its checksum file
+    does not match."""
     return path.with_name(f".{path.name}.crc")
 
 
@@ -93,8 +97,8 @@ def commits_among(names: Iterable[str]) -> list[int]:
 
 
 def checkpoint_files(log: Location, upto: int | None = None) -> dict[int, list[Location]]:
-    """The files of each complete checkpoint at or below version ``upto``, newest checkpoint first. A checkpoint is
-    complete if all of its parts exist. Lists the folder."""
+    """The files of each complete checkpoint at or below version ``upto``, by version, the newest checkpoint first. A
+    checkpoint is complete if all of its parts exist. Lists the folder."""
     return checkpoints_among((entry.name for entry in storage.list_after(log)), log, upto)
 
 
@@ -111,7 +115,7 @@ def checkpoints_among(names: Iterable[str], log: Location, upto: int | None = No
 
 
 def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
-    """The commits above version ``base``, before the first incomplete or missing commit. Raises LakeError for an
+    """The commits above version ``base``, up to the first commit that is incomplete or missing. Raises LakeError for an
     unknown action."""
     found: dict[int, list[Action]] = {}
     number = base + 1
@@ -123,8 +127,8 @@ def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
         if actions is None:
             break
         if number == 0 and not {"metaData", "protocol"} <= {name for action in actions for name in action}:
-            # The first commit of a table must contain both actions. Spark writes one of the two as its last line, and
-            # delta-rs the other, so a first commit that was cut off may lack either action.
+            # The first commit of a table must have both actions. If it was cut off, one of them may be missing, because
+            # Spark writes one of them last, and delta-rs the other.
             break
         found[number] = actions
         number += 1
@@ -138,8 +142,8 @@ def above(log: Location, last: int) -> list[Location]:
 
 
 def put_aside(log: Location, paths: Sequence[Location]) -> tuple[str, ...]:
-    """Rename files of a log so that readers ignore them. The new names are durable when this returns. The hint file is
-    also renamed if it names a checkpoint that is renamed or missing. Returns the old names."""
+    """Rename files of a log, so that readers ignore them. The new names are durable when this returns. The hint file
+    ``_last_checkpoint`` is renamed too if it names a checkpoint that is renamed or missing. Returns the old names."""
     names = {path.name for path in paths}
     hint = log / LAST_CHECKPOINT
     if storage.exists(hint) and not _believable(hint, names):
@@ -171,7 +175,8 @@ def _action(line: bytes, path: Location) -> Action:
     ((name, body),) = action.items()
     if name not in _NEEDED and name not in _OTHERS:
         raise LakeError(f"has an unknown action: {name[:40]}", thing=str(path),
-                        do="another writer enabled a feature; move the table away and copy it again")  # fmt: skip
+                        do="another writer enabled a table feature; move the Delta table away, and copy the source "
+                           "table again")  # fmt: skip
     if not isinstance(body, dict) or any(body.get(key) is None for key in _NEEDED.get(name, ())):
         raise torn(path, f"a line of kind {name} is incomplete")
     return action

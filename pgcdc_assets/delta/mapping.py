@@ -1,8 +1,8 @@
-"""A table's columns as its Delta metadata lists them.
+"""The columns of a table in its Delta metadata.
 
-With column mapping, each column has an id and a physical name, which is its name in the data files. So a column can be
-renamed without rewriting the files. With type widening, the metadata lists the earlier types of a column, so a type can
-be widened without rewriting the files.
+With Delta's column mapping, each column has an id and a physical name, which is its name in the data files. So a column
+can be renamed without rewriting the files. With type widening, the metadata lists the earlier types of a column. So its
+type can become wider without rewriting the files.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#column-mapping
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#type-widening
 """
@@ -21,14 +21,14 @@ from deltalake import Schema
 
 MODE: Final = "delta.columnMapping.mode"
 HIGHEST: Final = "delta.columnMapping.maxColumnId"
-"""Table property with the highest column id. Ids are never used again, even after a column was removed."""
+"""Table property with the highest column id that was ever given. The id of a removed column is never given again."""
 WIDENING: Final = "delta.enableTypeWidening"
 _ID: Final = "delta.columnMapping.id"
 _PHYSICAL: Final = "delta.columnMapping.physicalName"
 _TYPE_CHANGES: Final = "delta.typeChanges"
 _COMMENT: Final = "comment"
 OURS: Final = "pgcdc.comment"
-"""Marks a column's comment as copied from the source. Such a comment is removed when the source has no comment."""
+"""Marks a comment as copied from the source. When the source removes the comment, it is removed here too."""
 
 Field = dict[str, Any]
 """The JSON object of a column in a table's metadata."""
@@ -43,7 +43,8 @@ class Columns:
 
     @classmethod
     def of(cls, schema: pa.Schema, *, mapped: bool, highest: int = 0) -> Columns:
-        """Makes the columns of a new table, with column mapping if ``mapped``. New ids are higher than ``highest``."""
+        """The columns of ``schema`` as new columns, with column mapping if ``mapped``. Their ids are above
+        ``highest``."""
         fields = _fields(schema)
         return cls(*_with_ids(fields, highest)) if mapped else cls(fields, {})
 
@@ -56,9 +57,9 @@ class Columns:
         return Columns([*self.fields, *more], properties)
 
     def followed_by(self, schema: pa.Schema, held: Mapping[str, str], *, mapped: bool) -> Columns:
-        """The columns of ``schema``, for the same data files. ``held`` maps the new name of each column that already
-        exists to its present name. All other columns are new, and NULL in the files. The type of an existing column may
-        only become wider. ``mapped``: turn column mapping on."""
+        """The columns of ``schema``, such that the present data files can stay. ``held`` has the columns of ``schema``
+        that exist already: their new names, with their present names. The type of such a column may only become wider.
+        All other columns are new, and NULL in the files. ``mapped``: turn column mapping on, if it is not on."""
         here = self._mapped() if mapped else self
         told = {field["name"]: field for field in here.fields}
         new = pa.schema([field for field in schema if field.name not in held])
@@ -70,8 +71,8 @@ class Columns:
         return Columns(fields, {**here.properties, **more.properties, **widened})
 
     def commented(self, comments: Mapping[str, str | None]) -> Columns:
-        """These columns with new comments, by column name. None removes a comment that came from the source, but not a
-        comment of another writer."""
+        """These columns with new comments. ``comments``: by column name, the comment of the source. None removes a
+        comment that came from the source, but not a comment of another writer."""
         fields = [_commented(field, comments[field["name"]]) if field["name"] in comments else field
                   for field in self.fields]  # fmt: skip
         return replace(self, fields=fields)
@@ -86,7 +87,8 @@ class Columns:
         return replace(self, fields=fields)
 
     def _mapped(self) -> Columns:
-        """These columns with column mapping turned on: each gets an id, and its current name as physical name."""
+        """These columns with column mapping. If it is not on yet, each column gets an id, and its present name as its
+        physical name."""
         if is_mapped(self.properties):
             return Columns(self.fields, {})
         ids = count(1)
@@ -102,7 +104,7 @@ class Columns:
 
 
 def stated(metadata: Mapping[str, Any]) -> Columns:
-    """The columns that this metadata lists."""
+    """The columns in the metadata of a table."""
     return Columns(json.loads(metadata["schemaString"])["fields"], metadata.get("configuration") or {})
 
 
@@ -111,8 +113,8 @@ def is_mapped(properties: Mapping[str, str]) -> bool:
 
 
 def physical(schema: pa.Schema, columns: Schema) -> pa.Schema:
-    """``schema`` with the physical names and field ids of the table's ``columns``. Raises KeyError for a column that
-    the table does not have."""
+    """``schema`` with the names and field ids that these columns have in the table's files. ``columns``: the table's
+    columns. Raises KeyError for a column that the table does not have."""
     metadata = {field.name: field.metadata for field in columns.fields}
     return pa.schema([_in_files(field, metadata[field.name]) for field in schema])
 
@@ -123,7 +125,8 @@ def _fields(schema: pa.Schema) -> list[Field]:
 
 
 def _with_ids(fields: Iterable[Field], highest: int) -> tuple[list[Field], dict[str, str]]:
-    """Returns the fields with new ids above ``highest`` and new physical names, and the table's properties."""
+    """The fields with new ids above ``highest`` and new physical names, and the properties that the table then
+    needs."""
     given = [{**field, "metadata": {_ID: number, _PHYSICAL: f"col-{uuid.uuid4()}"}}
              for number, field in enumerate(fields, highest + 1)]  # fmt: skip
     return given, {MODE: "name", HIGHEST: str(highest + len(given))}
@@ -138,7 +141,8 @@ def _commented(of: Field, comment: str | None) -> Field:
 
 
 def _as_named(of: Field, ids: Iterator[int]) -> Field:
-    """The column with an id, and its present name as physical name. Fields of structs in its type also get ids."""
+    """The column with an id, and its present name as its physical name. If its type contains structs, their fields get
+    both too."""
     metadata = {**of["metadata"], _ID: next(ids), _PHYSICAL: of["name"]}
     return {**of, "type": _nested(of["type"], ids), "metadata": metadata}
 

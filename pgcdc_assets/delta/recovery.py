@@ -1,7 +1,7 @@
 """Repairs a Delta log after a power cut. Runs under the lake's lock, before any process commits to the table. Versions
-that a consistent point names are durable. Files of later versions may be complete, incomplete or missing. All files of
-the log from the first incomplete version on are renamed, so that readers ignore them. The log continues from the last
-complete version, and the content of the lost versions is derived again."""
+that a consistent point names are durable. Files of later versions may be complete, incomplete or missing. The log's
+files are renamed from the first incomplete version on, so that readers ignore them. New commits continue from the last
+complete version. The changes of the lost versions are still in the change log, and are applied again."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ class Recovered:
     number: int
     """The newest version; -1 if there is no version, or if the log cannot be recovered."""
     positions: Mapping[str, int]
+    """The versions of the Delta app transactions, by application id."""
     aside: tuple[str, ...] = ()
     """The old names of the files that were renamed."""
     tail: Mapping[int, Sequence[Action]] = field(default_factory=dict)
-    """The commits above the version that was known to be durable (``promised``)."""
+    """The remaining commits above the version that was known to be durable (``promised``), by number."""
 
 
 def recover(folder: Location, promised: int = -1) -> Recovered:
-    """Rename the files of incomplete versions above ``promised``, and make the remaining versions durable.
-    ``promised``: a version that is known to be durable. Damage at or below this version was not caused by a power cut,
-    so it is not repaired; opening the table reports it."""
+    """Rename the log's files from the first incomplete version above ``promised`` on, and make the remaining versions
+    durable. ``promised``: a version that is known to be durable. A power cut cannot have damaged it or an older
+    version. Such damage is not repaired, and opening the table raises an error."""
     log = folder / DELTA_LOG
     numbers = commit_numbers(log)
     base, replay, torn = _base(log, promised, frozenset(numbers))
@@ -70,7 +71,8 @@ def recover(folder: Location, promised: int = -1) -> Recovered:
 
 
 def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> list[Location]:
-    """Files whose content was perhaps never synced: commits of other writers, and the files that these commits add."""
+    """Files whose content may not be durable: commits of other writers, the files that these commits add, and Hadoop's
+    checksum files for all of these."""
     found: list[Location] = []
     for number, actions in commits.items():
         if is_own(actions):
@@ -84,8 +86,9 @@ def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> 
 
 
 def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]]) -> None:
-    """Delete Hadoop's checksum files for other writers' files, and Delta's checksum of each of their versions. These
-    were never synced, and Hadoop does not read a complete file whose checksum file is incomplete."""
+    """Delete Hadoop's checksum files for the files of other writers' commits, and Delta's checksum file of each of
+    these versions. Nobody has synced these checksum files. If a power cut has damaged one, Hadoop would refuse to read
+    a file that is complete."""
     for number, actions in commits.items():
         if not is_own(actions):
             version = folder / DELTA_LOG / f"{number:020}.crc"
@@ -93,16 +96,18 @@ def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]])
 
 
 def is_own(actions: Sequence[Action]) -> bool:
-    """Whether this package wrote the commit. If so, its content and the files that it adds were durable before the
-    commit got its name."""
+    """Whether pgcdc wrote the commit. Its content, and the files that it adds, were then durable before the commit got
+    its name."""
     return any(action.get("commitInfo", {}).get("engineInfo") == ENGINE for action in actions)
 
 
 def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, Replay, list[Location]]:
     """The version and state of the checkpoint from which the recovery starts, and the files of unreadable checkpoints.
-    Starts from the newest checkpoint at or below ``promised``, so that all later versions are checked. If a commit
-    between this checkpoint and the newest checkpoint is missing, starts from the newest checkpoint: it was durable
-    before the commits below it were deleted."""
+    ``numbers``: the commits that exist.
+
+    This is the newest checkpoint at or below ``promised``, so that all later versions are checked. But if commits
+    between it and the newest checkpoint were deleted, it is the newest checkpoint, which was durable before they were
+    deleted."""
     torn: list[Location] = []
     readable: list[tuple[int, Replay]] = []
     for number, parts in checkpoint_files(log).items():
@@ -124,7 +129,8 @@ def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, R
 
 
 def _with_files(folder: Location, begin: Replay, base: int, kept: Mapping[int, Sequence[Action]], promised: int) -> int:
-    """The newest version whose files are complete. Checks only files that were added above ``promised``."""
+    """The newest version of which all files are complete. Checks only files that commits above ``promised`` have
+    added. ``begin``, ``base``: state and version of the checkpoint; ``kept``: the commits above it."""
     last = max(kept, default=base)
     while True:
         files = dict(begin.files)
@@ -145,7 +151,7 @@ def _with_files(folder: Location, begin: Replay, base: int, kept: Mapping[int, S
 
 
 def _sound(folder: Location, file: Added, *, own: bool) -> bool:
-    """Whether a data file is complete. For a file of our own (``own``), the size is enough, because its content was
+    """Whether a data file is complete. If pgcdc wrote it (``own``), only its size is compared, because its content was
     durable before a commit named it. A file of another writer is read completely."""
     path = folder / file.path
     try:

@@ -1,10 +1,10 @@
 """Finds the files that versions of a table need, and deletes the other files, or all files of a table.
 
-VACUUM decides by the age of a file's removal, which a log contains only for a limited time. Here a file (or deletion
-vector) stays as long as a version needs it that may still be read: a promised version (one that a consistent point
-names), the newest version, or a version that was the newest recently. The log may lack versions between two promised
-versions if a checkpoint contains the later version (:mod:`pgcdc_assets.mirror.delta.versionexpiry`).
-"""
+VACUUM decides by the age of a file's removal, which a log contains only for a limited time. Here, a file (or deletion
+vector) stays as long as it is needed by a version that may still be read. Such versions are the promised versions
+(which consistent points name), the newest version, and versions that were the newest recently. The log need not have
+the other versions: if it lacks the commits between two promised versions, the later one has a checkpoint
+(:mod:`pgcdc_assets.mirror.delta.versionexpiry`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pgcdc_assets.store.base import Entry
 
 @dataclass(frozen=True)
 class LogListing:
-    """The listed files of a table's log. ``folder`` is the table's folder."""
+    """The files of a table's log, from one listing. ``folder`` is the table's folder."""
 
     folder: Location
     entries: tuple[Entry, ...]
@@ -49,14 +49,15 @@ class LogListing:
         return max([-1, *self.commits, *self.checkpoints])
 
     def holds(self, version: int) -> bool:
-        """Whether the version can still be read from the log, by commits and a checkpoint."""
+        """Whether the version can still be read: the log has all commits between a checkpoint (or the table's creation)
+        and this version."""
         begin = next((number for number in self.checkpoints if number <= version), -1)
         return self.commits.keys() >= set(range(begin + 1, version + 1))
 
     @property
     def whole_since(self) -> int:
-        """The lowest version from which on the log has every version. Below it, the log may have single promised
-        versions."""
+        """The lowest version from which on the log is complete: this and every later version can be read. Below it, the
+        log may still have single promised versions."""
         before = self.newest
         while before in self.commits:
             before -= 1
@@ -75,7 +76,7 @@ class LogListing:
         return next((number for number, parts in self.checkpoints.items() if number <= young and is_whole(parts)), 0)
 
     def files_below(self, version: int, kept: Set[int]) -> list[Location]:
-        """All files of the log that belong to versions below ``version``, except for the versions ``kept``."""
+        """All files of the log that belong to versions below ``version``, except those of the versions ``kept``."""
         found = ((entry.name, VERSIONED.match(entry.name)) for entry in self.entries)
         return [self.log / name for name, match in found
                 if match is not None and int(match[1]) < version and int(match[1]) not in kept]  # fmt: skip
@@ -89,15 +90,16 @@ def needed_files(listing: LogListing, versions: Collection[int], newest: int) ->
     before = -2
     for version in sorted({*versions, newest}):
         came = walk.to(version)
-        # If the previous version was read just before, only the added files are new in the set.
+        # If the version directly below was read just before, only the files that this version adds are missing in the
+        # set.
         needed |= _names(walk.replay.files.values() if came is None or version != before + 1 else came)
         before = version
     return frozenset(needed)
 
 
 class _Walk:
-    """Reads the states of ascending versions: from commits, or from a checkpoint at the start and where commits are
-    missing."""
+    """Reads the states of ascending versions. Uses commits, and a checkpoint for the first version, and for a version
+    below which commits are missing."""
 
     def __init__(self, listing: LogListing) -> None:
         self._listing = listing
@@ -135,16 +137,17 @@ def _names(files: Iterable[Added]) -> set[str]:
 
 
 def unneeded(listing: LogListing, versions: Collection[int], newest: int, before: float) -> list[Entry]:
-    """The data files and deletion vectors that neither these versions nor version ``newest`` need, and that have been
-    in the folder since ``before`` (seconds since 1970). Newer files may belong to a commit that is not yet written."""
+    """The data files and deletion vectors that neither these ``versions`` nor version ``newest`` need. Files that were
+    written after ``before`` (seconds since 1970) are left out, because they may belong to a commit that is not written
+    yet."""
     needed = needed_files(listing, versions, newest)
     return [entry for entry in storage.walk(listing.folder) if entry.name not in needed and entry.placed <= before]
 
 
 def sweep(folder: Location, grace: timedelta) -> int:
-    """Delete the files that no recent version of the table needs, and return how many. A version is recent if it was
-    the newest version at some time within ``grace``. Must not be used for mirrors, whose older versions are promised to
-    readers. Returns 0 if there is no table."""
+    """Delete the data files that no recent version of the table needs, and return how many. A version is recent if it
+    was the newest version at some time within ``grace``. Must not be used for mirrors, because consistent points name
+    their older versions. Returns 0 if there is no table."""
     table = open_delta(folder)
     if table is None:
         return 0
@@ -157,8 +160,8 @@ def sweep(folder: Location, grace: timedelta) -> int:
 
 
 def remove_table(folder: Location) -> tuple[int, int]:
-    """Delete all files of a table. Returns their number and their bytes. Deletes the log last, and its first file at
-    the very end, because this file shows to which source the table belongs."""
+    """Delete all files of a table. Returns their number and their bytes. The log is deleted last, from its last file to
+    its first, because the first commit shows to which source the table belongs."""
     found = {entry.name: entry.size for entry in storage.walk(folder, hidden=True)}
     of_log = sorted((name for name in found if name.startswith(f"{DELTA_LOG}/")), reverse=True)
     storage.delete([folder / name for name in found.keys() - set(of_log)])

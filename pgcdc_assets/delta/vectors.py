@@ -1,4 +1,5 @@
-"""Reads and writes deletion vectors, which list the deleted rows of a data file, in the form of Delta's protocol.
+"""Reads and writes deletion vectors in the format of Delta's protocol. A deletion vector lists the deleted rows of a
+data file.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#deletion-vector-format
 """
@@ -24,7 +25,7 @@ _MAGIC: Final = (1681511377).to_bytes(4, "little")
 """The magic number before a vector in Roaring's portable 64-bit form."""
 _Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-"""The alphabet of Python's base85. Z85 differs from it only in the alphabet."""
+"""The alphabet of Python's base85, which otherwise is the same encoding as Z85."""
 _UUID_CHARACTERS: Final = 20
 
 Descriptor = dict[str, Any]
@@ -33,14 +34,15 @@ Descriptor = dict[str, Any]
 
 
 def vector_file(vector: Descriptor) -> str | None:
-    """The file that contains the vector, relative to the table's folder; None if the vector is inline in the log. With
-    storage type ``u``, the path is an optional folder, followed by a UUID in Z85. Raises LakeError for other storage
-    types."""
+    """The file that contains the vector, relative to the table's folder; None if the vector itself is in the log
+    (storage type ``i``). With storage type ``u``, the path is an optional folder, followed by a UUID in Z85. Raises
+    LakeError for other storage types."""
     kind, text = vector["storageType"], vector["pathOrInlineDv"]
     if kind == "i":
         return None
     if kind != "u":
-        raise LakeError(f"has a deletion vector of kind {kind!r}", thing=f"Delta table with {text}")
+        raise LakeError(f"has a deletion vector of storage type {kind!r}, which pgcdc cannot read",
+                        thing=f"Delta table with {text}")  # fmt: skip
     prefix, encoded = text[:-_UUID_CHARACTERS], text[-_UUID_CHARACTERS:]
     name = f"deletion_vector_{UUID(bytes=z85_decoded(encoded))}.bin"
     return f"{prefix}/{name}" if prefix else name
@@ -74,7 +76,7 @@ def write_vectors(folder: Location, vectors: Sequence[BitMap64]) -> list[Descrip
 
 
 def kept(rows: int, vector: BitMap64 | None) -> NDArray[np.bool_]:
-    """Marks the rows of a file that are not deleted. ``rows``: the number of rows in the file."""
+    """A mask of a file's rows: true for each row that the vector does not delete. ``rows``: the number of rows."""
     mask = np.ones(rows, dtype=bool)
     if vector is not None:
         mask[np.asarray(vector.to_array(), dtype=np.int64)] = False
@@ -88,7 +90,7 @@ def _stored(folder: Location, vector: Descriptor) -> bytes:
     content = storage.read(folder / name, int(vector.get("offset") or 0), size + 8)
     stored, data, crc = content[:4], content[4 : size + 4], content[size + 4 :]
     if int.from_bytes(stored, "big") != size or int.from_bytes(crc, "big") != zlib.crc32(data):
-        raise LakeError("is damaged: size or checksum differ", thing=str(folder / name))
+        raise LakeError("is damaged: the size or checksum of a deletion vector is wrong", thing=str(folder / name))
     return data
 
 
