@@ -1,7 +1,7 @@
 """Writes the output of commands: lines, and progress on stderr. Control characters are made visible, because names come
-from the source and may contain any character. On a terminal, progress is a few changing lines and short notes,
-otherwise plain lines, or JSON (:mod:`pgcdc_assets.logs`). Rich is imported only for progress, so that help and
-``status`` are fast."""
+from the source and may contain any character. On a terminal, progress is shown as a few changing lines and short notes.
+Otherwise it is written as plain lines, or as JSON (:mod:`pgcdc_assets.logs`). Rich is imported only for progress, so
+that help and ``status`` are fast."""
 
 from __future__ import annotations
 

@@ -131,9 +131,9 @@ def _name(host: str) -> str:
 
 
 def _is_ours(name: str, listening: str) -> bool:
-    """Whether ``name`` is a name of this server. If the server listens on loopback, only the names of loopback are.
-    Otherwise this machine's names and all IP addresses are, too. Addresses are safe, because DNS rebinding needs a host
-    name."""
+    """Whether ``name`` is a name of this server. If the server listens on loopback, its names are the names of
+    loopback. Otherwise its names are also this machine's names and all IP addresses. Addresses are safe, because DNS
+    rebinding needs a host name."""
     if name in LOOPBACK or name == listening.lower():
         return True
     if listening in LOOPBACK:

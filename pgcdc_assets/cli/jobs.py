@@ -150,8 +150,8 @@ def _run(
     of = Replication(settings, pooled=False)
     engines = Engines(pyspark=lake_spark(settings)(), source=Source())
     with instance() as runs, noise_in_file(settings.run_log):
-        # The run calls this too. But if the instance belongs to another project, a failed run would be recorded there,
-        # and that project's sensor would see it.
+        # The run also calls reserve(). But if the instance belongs to another project, a failed run would be recorded
+        # there, and that project's sensor would see it.
         reserve(of, runs)
         try:
             job(of).execute_in_process(

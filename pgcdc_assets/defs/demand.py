@@ -22,7 +22,8 @@ _LONGEST_PAUSE_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class SourceState:
-    """What one tick of the sensor has read from source and lake. The tick receives and changes nothing."""
+    """What one tick (evaluation) of the sensor has read from source and lake. The tick receives no changes, and writes
+    nothing."""
 
     now: float
     flush_lsn: Lsn

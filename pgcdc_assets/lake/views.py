@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 class MirrorDataset(ds.InMemoryDataset):  # type: ignore[misc]
     """A mirror for DuckDB. For each query, DuckDB calls :meth:`scanner` with the columns and the filter of the query.
-    It leaves conditions out of the filter for which Arrow's rules differ from SQL's, such as ``>`` with NaN."""
+    The filter does not contain conditions for which Arrow's rules differ from SQL's, such as ``>`` with NaN."""
 
     def __init__(self, scan: MirrorScan) -> None:
         super().__init__(scan.schema.empty_table())
