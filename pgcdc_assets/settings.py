@@ -195,9 +195,9 @@ class Settings(BaseSettings):
     """A backlog of at least this much WAL is read by SQL functions, which are faster than the stream. This needs a free
     replication slot and a connection without TLS. Otherwise the backlog is streamed."""
     idle_seconds: float = Field(default=30, ge=0)
-    """The time without changes after which a run that the sensor started ends."""
+    """A run that the sensor started ends after this time without changes."""
     run_seconds: float = Field(default=1800, gt=0)
-    """The time after which a run that the sensor started ends. The sensor then starts the next run."""
+    """A run that the sensor started ends after this time. The sensor then starts the next run."""
     sensor_seconds: int = Field(default=5, ge=1)
     """How often the sensor checks whether there is something to do. Dagster's daemon checks sensors at most every 5
     seconds."""

@@ -70,7 +70,7 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "pgcdc_transactions_total": ("counter", "Transactions that syncs read from the change log.", ()),
     "pgcdc_log_bytes_total": ("counter", "Uncompressed bytes of the messages that syncs read from the change log.", ()),
     "pgcdc_lake_bytes": ("gauge", "Size of a part of the lake. The only part is change_log.", ("part",)),
-    "pgcdc_mirror_bytes": ("gauge", "Size of a mirror's data files. A scrape updates at most two mirrors.", ("table",)),
+    "pgcdc_mirror_bytes": ("gauge", "Size of a mirror's data files. A scrape reads at most two mirrors.", ("table",)),
     "pgcdc_turn_seconds": (
         "histogram",
         "Duration of one pass over new changes, by stage: transform, apply, publish.",
