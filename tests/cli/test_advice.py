@@ -160,5 +160,20 @@ def test_updates_and_deletes_are_applied_after_a_table_got_an_identity(shell: Sh
     assert "are not replicated" not in shell.pgcdc("setup")
 
 
+def test_partitions_without_a_shared_key_are_published_with_full_identity(shell: Shell) -> None:
+    run_sql(
+        shell, "CREATE TABLE parts (a int NOT NULL, b int NOT NULL) PARTITION BY LIST (a);"
+        "CREATE TABLE parts_1 PARTITION OF parts (PRIMARY KEY (a)) FOR VALUES IN (1);"
+        "CREATE TABLE parts_2 PARTITION OF parts (PRIMARY KEY (b)) FOR VALUES IN (2)",
+    )  # fmt: skip
+    said = shell.pgcdc("setup")
+    assert (
+        "table public.parts: no key that all its partitions share: its updates and deletes are not replicated" in said
+    )
+    assert "or set REPLICA IDENTITY FULL on each of its partitions; then run `pgcdc setup`" in said
+    run_sql(shell, "ALTER TABLE parts_1 REPLICA IDENTITY FULL; ALTER TABLE parts_2 REPLICA IDENTITY FULL")
+    assert "are not replicated" not in shell.pgcdc("setup")
+
+
 def test_the_advice_of_each_case_is_printed_by_the_program() -> None:
     assert {case.advice for case in CASES} <= advice()

@@ -16,7 +16,7 @@ from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import Published, read_published
 from pgcdc_assets.source.catalog.tables import TablePatterns, read_tables
 from pgcdc_assets.source.setup.findings import Finding, named
-from pgcdc_assets.source.setup.selection import NO_PARTITION, Planned, meant_tables, unread_tables
+from pgcdc_assets.source.setup.selection import NO_PARTITION, NO_SHARED_KEY, Planned, meant_tables, unread_tables
 
 _WHOLE_OLD_IMAGES_SINCE = 150000
 _TOASTABLE = """
@@ -70,14 +70,14 @@ def identity_findings(wanted: Sequence[Planned]) -> list[Finding]:
 
 
 def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
-    one = tables[0]
-    each, thing, whose = "it", f"table {one}", "its"
+    each, thing, whose, one = "it", f"table {tables[0]}", "its", str(tables[0])
     if len(tables) > 1:
         each, thing, whose = "each", f"tables {named([str(table) for table in tables])}", "their"
+        one = "..."
+    whole = f"ALTER TABLE {one} REPLICA IDENTITY FULL"
     # Partitions do not inherit the replica identity of their root.
-    whole = "each of its partitions REPLICA IDENTITY FULL" if reason.startswith("partition ") else (
-        f"ALTER TABLE {one} REPLICA IDENTITY FULL"
-    )  # fmt: skip
+    if reason == NO_SHARED_KEY or reason.startswith("partition "):
+        whole = "set REPLICA IDENTITY FULL on each of its partitions"
     if reason == NO_PARTITION:
         what = (
             f"{reason}: {whose} updates are replicated once {each} has a partition that can be published with updates"
