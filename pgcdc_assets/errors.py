@@ -255,9 +255,13 @@ class LogCorrupt(PgcdcError):
     """A file of the change log is missing, damaged, or not as its commit describes it. Restore the file, or start again
     with a new lake."""
 
+    advice = "restore the file from a copy of the lake, or start again with a new lake"
+
 
 class LogConflict(PgcdcError):
     """Another writer changed the change log while this process wrote to it. Let only one project write to a lake."""
+
+    advice = "let only one project write to this lake, then run the command again"
 
 
 class ReceiverDied(PgcdcError):
@@ -265,6 +269,7 @@ class ReceiverDied(PgcdcError):
     again; it continues where it stopped."""
 
     retryable = True
+    advice = "run the command again: it continues where it stopped"
 
 
 # Lake -----------------------------------------------------------------------------------------
