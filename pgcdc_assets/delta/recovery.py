@@ -87,7 +87,7 @@ def foreign_files(folder: Location, commits: Mapping[int, Sequence[Action]]) -> 
 
 def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]]) -> None:
     """Delete Hadoop's checksum files for the files of other writers' commits, and Delta's checksum file of each of
-    these versions. Nobody has synced these checksum files. If a power cut has damaged one, Hadoop would refuse to read
+    these versions. These checksum files were never synced. If a power cut has damaged one, Hadoop would refuse to read
     a file that is complete."""
     for number, actions in commits.items():
         if not is_own(actions):

@@ -64,8 +64,8 @@ class LogListing:
         return 0 if before < 0 else min((number for number in self.checkpoints if number >= before), default=before)
 
     def first_young(self, begin: int, before: float) -> int:
-        """The lowest version, at most ``begin``, such that each version at or above it was the table's newest version
-        at some time after ``before`` (seconds since 1970)."""
+        """The lowest version, at most ``begin``, that was still the table's newest version at some time after
+        ``before`` (seconds since 1970)."""
         version = begin
         while version > 0 and version in self.commits and self.commits[version].written > before:
             version -= 1

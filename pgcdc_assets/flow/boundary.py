@@ -82,8 +82,8 @@ class Boundary:
                     self._tell_holders()
                     continue
                 if self._request.is_late and time.monotonic() < deadline:
-                    # The sync ignores a request that is late. So its mirrors may have passed the snapshot's LSN, and a
-                    # new snapshot is needed.
+                    # The sync may already ignore a request that is late, so its mirrors may have passed the snapshot's
+                    # LSN. Then a new snapshot is needed.
                     continue
                 stack.enter_context(attempt.pop_all())
                 return taken

@@ -92,7 +92,8 @@ class CatalogWatch:
 
     @property
     def is_current(self) -> bool:
-        """Whether the source's catalog is still as the last check showed it, and the copies agree with that check."""
+        """Whether the source's catalog is still as the last check showed it, and no copy or structure change since then
+        has found a table different."""
         return self._seen is not None and self._stream.is_current(self._seen)
 
     def check(self) -> None:

@@ -19,8 +19,8 @@ GATHERED_BYTES = 64 << 20
 """While a run without follow mode still receives, it starts a turn only if the log has at least this many bytes of
 messages that are not applied. Many small turns cost more than one large turn, and take CPU from the receiver."""
 LATE_SHARE = 2
-"""A turn of late tables applies this many times the bytes of a normal turn, so that late tables catch up even if the
-other tables are behind the log too."""
+"""A turn of late tables applies this many times the bytes of a normal turn, so that late tables catch up with the other
+tables, even while those tables catch up with the log."""
 
 Batches = Callable[[Lsn, Lsn], Sequence[BatchSummary]]
 """Returns the log's batches between two LSNs."""

@@ -57,7 +57,7 @@ class LockHolder:
 @contextmanager
 def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Iterator[None]:
     """Hold the lake's lock during the block. If another process holds it, LockHeld names its pid and command.
-    ``gives_way``: the holder checks :func:`waiting` between its turns."""
+    ``gives_way``: this process ends its run, and releases the lock, when a command waits for the lake."""
     refusal = lambda: f"{holder(layout) or 'another process'} is writing to this lake"  # noqa: E731
     with sole(layout, layout.lock, refusal, guarding=layout.root) as held:
         own = ProcessName.own()

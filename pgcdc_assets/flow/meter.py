@@ -125,8 +125,8 @@ def read_counts(layout: Layout) -> RunCounts | None:
 
 
 class Meter:
-    """Counts what one run does. The run holds the lake's lock, and calls every method in its own thread. A file that
-    cannot be read or written stops no run."""
+    """Counts what one run does. The run holds the lake's lock, and calls every method in its own thread. If the file
+    cannot be read or written, the run continues, and counts are lost."""
 
     def __init__(self, layout: Layout, log: ChangeLog, points: ConsistentPoints) -> None:
         self._layout = layout

@@ -113,7 +113,7 @@ class TablesProgress:
             self._tables[entry.table.name] = waiting
 
     def heal(self, tables: Sequence[TableName]) -> None:
-        """Follow these tables again, which were set aside, from their mirrors' positions. If the cause still exists, a
+        """Follow tables again that were set aside, starting at their mirrors' positions. If the cause still exists, a
         later turn or catalog check sets the table aside again. UsageError for a table that is not set aside or cannot
         be mirrored. NotRepairable if the log no longer has all changes that the mirror lacks."""
         healed = {name: self._healed(self[name]) for name in tables}

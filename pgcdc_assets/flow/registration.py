@@ -38,7 +38,7 @@ AGAIN_SECONDS: Final = 60.0
 """Seconds between two tries of one run after a failure, so that a catalog that refuses a table does not get a request
 after each turn."""
 END_SECONDS: Final = 60.0
-"""How long a run waits for its requests at its end. The next run sends the requests that are left."""
+"""Seconds that a run waits for its requests at its end. The next run sends the requests that are left."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Carries out the verdicts of the catalog check (:mod:`pgcdc_assets.structure.verdict`). Mirrors get new structures and
-names, other tables are set aside or must be copied again. Mirrors are changed in a separate thread, while the turns of
-other tables continue.
+"""Carries out the verdicts of the catalog check (:mod:`pgcdc_assets.structure.verdict`): gives mirrors new structures
+and names, sets tables aside, or makes tables wait for a new copy. Mirrors are changed in a separate thread, while the
+turns of other tables continue.
 
 A renamed table needs no new copy, because the log names tables by OID, and a renamed table keeps its OID. So its mirror
 continues under the new name, and later changes are applied from the log."""

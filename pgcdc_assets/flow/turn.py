@@ -65,10 +65,12 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
     - The table was itself a partition of another table for some time, so the stream sent its rows as rows of that other
       table.
 
-    The batches' summaries name the leaves, because in the rows themselves, rows published via the root look all alike,
-    and the catalog no longer shows a leaf that was dropped or detached. ``span`` reaches beyond the turn to the log's
-    end. A partition may have been attached within the turn's part of the log, with earlier rows that the stream never
-    sends, and its first row in the log may come only after the turn.
+    Both cases are found by the leaves that the batches' summaries name. The rows themselves do not show them: rows that
+    are published via the root look like the root's own rows. The catalog does not show a leaf either, after it was
+    dropped or detached.
+
+    ``span`` reaches beyond the turn to the log's end. A partition with existing rows, which the stream never sends, may
+    have been attached below the turn's end, although its first row in the log comes after the turn.
     """
     for entry in tables:
         name, oid = entry.table.name, entry.table.oid

@@ -1,7 +1,8 @@
 """The contract of a target, which is the place that keeps the mirrors.
 
-The flow (:mod:`pgcdc_assets.flow`), which controls the runs, uses mirrors only through this contract. It does not cover
-change log, feeds and points. :class:`pgcdc_assets.mirror.delta.deltatarget.DeltaTarget` implements it for Delta tables.
+The flow (:mod:`pgcdc_assets.flow`), which controls the runs, uses mirrors only through this contract. The contract does
+not cover change log, feeds and points. :class:`pgcdc_assets.mirror.delta.deltatarget.DeltaTarget` implements it for
+Delta tables.
 
 **Generation.** Each copy of a table begins a new generation of its mirror. A generation holds exactly the rows that the
 source had at the generation's ``replay_lsn``: the rows of the copy's consistent point, plus all changes applied since.
@@ -140,7 +141,7 @@ class Freed:
 
 
 class Target(Protocol):
-    """The mirrors of one stream's tables. The module's docstring says what each call promises."""
+    """The mirrors of the tables of one source and slot. The module's docstring says what all calls promise."""
 
     # State --------------------------------------------------------------------------------------
 

@@ -111,7 +111,8 @@ def _committed(seconds: float, found: tuple[tuple[TablePlan, list[Collapsing]], 
 
 
 def _own(table: Table, start: Lsn, step: Callable[[], Result]) -> Result | Applied:
-    """Do a step of one table's apply. A failure of this table alone sets the table aside at ``start``, its position."""
+    """Do a step of one table's apply. If it fails for this table alone, the result says that the table must be set
+    aside, at its position ``start``."""
     with contained() as failed:
         return step()
     set_aside = None if failed.outrun else (start, failed.told)

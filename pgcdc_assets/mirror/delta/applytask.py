@@ -138,7 +138,7 @@ def read_events(table: Table, files: Sequence[Location], span: LsnRange, names: 
 
 @dataclass(frozen=True)
 class PendingChanges:
-    """The files of a feed that have changes in ``span``, the range that the mirror has not applied yet."""
+    """The files of a feed that have changes in ``span``, the range to apply or to repair."""
 
     layout: Layout
     part: FeedPart

@@ -56,7 +56,7 @@ class Compaction:
     """A file is worn if at least one in this many of its rows is deleted. Each turn that deletes rows of a file writes
     its deletion vector again, with about two bytes for each deleted row."""
     fewest_worn: int = 10_000
-    """A file with fewer deleted rows is not worn."""
+    """A file with fewer deleted rows than this is never worn."""
 
     def worth_rewriting(self, live: Sequence[Added]) -> tuple[Added, ...]:
         """The files to rewrite as one file now: all small files if there are many, otherwise the file with the most

@@ -209,7 +209,8 @@ class _Copier:
         return CopyTarget(table, mirror.path, mirror.physical(schema), point)
 
     def _opened(self, name: TableName) -> Mirror:
-        """The mirror of this name. A mirror with an unreadable Delta log is moved away first, and created again."""
+        """The mirror of this name. If its Delta log cannot be read, the mirror is moved to another folder, so that the
+        copy creates a new one."""
         layout = self._mirrors.layout
         try:
             return self._mirrors.open(name)

@@ -53,7 +53,8 @@ class Effect:
     updated: int = 0
     deleted: int = 0
     mismatch: MergeMismatch | None = None
-    """Set if the changes contradict each other or the mirror, or a file cannot be read. Then nothing is changed."""
+    """Set if the changes contradict each other or the mirror, or if a file cannot be read. The mirror then must not be
+    changed."""
 
 
 def merge_keyed(
@@ -122,7 +123,7 @@ class _Emptied:
         return [LEAF] if self.leaves else []
 
     def of(self, rows: RowGroups) -> Bools:
-        """For each place, whether the row is live and in one of these leaves."""
+        """For each place (see :class:`RowGroups`), whether the row is live and in one of these leaves."""
         if not self.leaves:
             return np.zeros(len(rows.alive), dtype=bool)
         names = rows.columns[LEAF]
@@ -130,7 +131,8 @@ class _Emptied:
 
 
 class _Match:
-    """Matches a merge source with its target, some row groups at a time."""
+    """Finds the rows of the target with the keys of a merge source, some row groups at a time. Counts the matches, and
+    fetches the values that the source lacks."""
 
     def __init__(
         self, source: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], write: Write
