@@ -249,8 +249,8 @@ def refuse_features(table: DeltaVersion, *, vectors: bool = False) -> None:
     reason = unfit(table, vectors=vectors)
     if reason is not None:
         raise LakeError(reason, thing=f"Delta table {table.folder}",
-                        do="drop the feature (ALTER TABLE ... DROP FEATURE), or move the table away "
-                           "and copy it again")  # fmt: skip
+                        do="drop the feature (ALTER TABLE ... DROP FEATURE), or move the Delta table away "
+                           "and copy the source table again")  # fmt: skip
 
 
 def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
@@ -260,7 +260,7 @@ def unfit(table: DeltaVersion, *, vectors: bool = True) -> str | None:
     if odd:
         return f"has a table feature that pgcdc cannot write: {', '.join(odd)}"
     return (
-        "no longer has the table feature deletionVectors"
+        "no longer has the table feature deletionVectors, which pgcdc needs"
         if vectors and "deletionVectors" not in table.features
         else None
     )

@@ -115,7 +115,7 @@ def _readable(work: Work, name: TableName) -> TableRecord:
 def _unreadable(entry: TableRecord) -> UsageError:
     name = entry.table.name
     what = str(entry.state).replace("_", " ")
-    return UsageError(f"is {what}, so no range of it can be applied or rebuilt", thing=str(name),
+    return UsageError(f"has the state {what}, so no range of it can be applied or rebuilt", thing=str(name),
                       do=f"copy it first: `pgcdc snapshot {name.shell}`")  # fmt: skip
 
 

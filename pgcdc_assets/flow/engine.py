@@ -272,7 +272,7 @@ class Engine:
             refuse_taken_slot(slot, self._settings.layout)
             start = slot.confirmed_flush_lsn
             if start is None:
-                raise SetupNeeded("has no confirmed position", thing=slot.thing)
+                raise SetupNeeded("has no confirmed_flush_lsn, where the change log would start", thing=slot.thing)
             with ReplicationConnection.open(self._conninfo, application_name=f"{APPLICATION}/setup") as stream:
                 log.create(identity, start, stream.identify().timeline)
         log.open()
@@ -280,7 +280,7 @@ class Engine:
             raise IdentityMismatch(
                 f"belongs to {log.identity.app_id()}, but this project was set up for {identity.app_id()}",
                 thing=f"change log {log.path}",
-                do="set `source` to the source of this lake, or set `lake` to a different or new lake",
+                do="set `source` to the source of this lake, or set `lake` to this source's lake or a new lake",
             )  # fmt: skip
         # The project records its lake before the receiver confirms anything to the slot. So a run with another lake is
         # refused, and cannot take changes that this lake needs.

@@ -61,7 +61,7 @@ def operator_requests(layout: Layout) -> OperatorRequests:
 def apply_paused(layout: Layout) -> LakeError:
     """The error for operations that would change mirrors although applying is paused."""
     return LakeError(
-        "applying is paused, so mirrors must not change",
+        "applying is paused, so mirrors cannot be changed",
         thing=f"lake {layout.root}",
         do="run `pgcdc resume apply`",
     )

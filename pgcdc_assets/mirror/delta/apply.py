@@ -169,7 +169,7 @@ def repair_table(
 def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touched: LsnRange) -> Counts:
     table = pending.table
     if not table.key and not pending.emptied:
-        what = "rows of a table without a key cannot be told apart" if table.multiset else "the table has no key"
+        what = "the table has no key, so its rows cannot be told apart" if table.multiset else "the table has no key"
         raise NotRepairable(what, thing=str(table.name), lsn=touched.start, do=_again(table))
     # If leaves were truncated, any key may have changed: a row of any key may have been in a truncated leaf, or may
     # have moved to one later. So all keys of the log's changes are computed again.

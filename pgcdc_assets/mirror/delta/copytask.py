@@ -193,5 +193,5 @@ class BlockReader:
             )
         except pa.ArrowInvalid:
             # Arrow's message is left out, because it contains the row.
-            raise ProtocolError("sent rows that are not valid CSV", thing=f"copy of {self.table.name}") from None
+            raise ProtocolError("received rows that are not valid CSV", thing=f"copy of {self.table.name}") from None
         return [whole(column) for column in table.columns], table.num_rows

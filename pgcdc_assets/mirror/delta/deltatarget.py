@@ -120,14 +120,14 @@ class DeltaTarget:
     def rename(self, former: TableName, table: Table, version: int, position: Lsn) -> int:
         held = self._mirrors.open(former).at(version)
         if held is None:
-            raise LakeError(f"no longer has version {version}", thing=f"mirror {former}")
+            raise LakeError(f"no longer has version {version}, so it cannot be renamed", thing=f"mirror {former}")
         place = self._mirrors.open(table.name)
         others = place.snapshot_lsn == position and place.oid != table.oid
         if others and place.effective_replay_lsn(self._points) != position:
             # The position of changes applied to the other table's copy is stored under the LSN of that copy. A rename
             # to the same LSN would inherit this position.
             raise LakeError(
-                f"has a copy of another table as of {position}, to which changes were applied",
+                f"has a copy of another table as of {position}, to which changes were applied: nothing was renamed",
                 thing=f"mirror {place.name}",
                 lsn=position,
             )

@@ -103,7 +103,7 @@ class Mirrors:
             raise IdentityMismatch(
                 f"belongs to {found or 'an unknown owner'}, not to {owner}",
                 thing=f"Delta table {path}",
-                do="use a separate lake, or move that table away",
+                do="use a separate lake, or move that Delta table away",
             )
         other = table.configuration.get(SOURCE_TABLE, str(name))
         if other != str(name):

@@ -181,7 +181,7 @@ def _with_rows(
     left = sum((file.rows or 0) - file.deleted for file in delta.files)
     if sum(report.rows for report in reports) != left:
         raise LakeError(
-            f"{left} rows should have been rewritten, but the new files have another number",
+            f"has {left} rows to write to new files, but the new files have another number of rows",
             thing=f"mirror {mirror.name}",
         )
     passed(FaultPoint.RESHAPED_FILES_WRITTEN)

@@ -70,7 +70,7 @@ class Unneeded:
                 make_checkpoint(self.mirror.path, self.mirror.version)
         except DeltaError as error:
             # delta-rs cannot read a version of this mirror. Other mirrors are not affected.
-            raise LakeError(f"no checkpoint can be made ({type(error).__name__})",
+            raise LakeError(f"old files stay, because no checkpoint can be written ({type(error).__name__})",
                             thing=f"mirror {self.mirror.name}") from error  # fmt: skip
         # A checkpoint may be Spark's, which does not sync it to disk. It must be durable before commits are deleted.
         there = checkpoint_files(log)
