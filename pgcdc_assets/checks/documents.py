@@ -221,15 +221,20 @@ class SyncDocument(TypedDict):
     replay_lsn: str
     """``replay_lsn`` at the run's end."""
     transform_lsn: str
+    """The end of the change log."""
     copied: list[CopiedDocument]
     turns: int
+    """Passes over new changes."""
     transactions: int
     rows: int
     """Row changes of these transactions."""
     stream_aborts: int
+    """Ignored rollbacks of transactions that were never sent."""
     seconds: float
     set_aside: list[SetAsideDocument]
+    """Tables that are not followed, because of a problem."""
     changed: list[ChangedDocument]
+    """Tables whose mirrors another writer changed."""
     left: list[SetAsideDocument]
     """Tables that are behind the other tables."""
 

@@ -59,7 +59,7 @@ class ProblemCode(StrEnum):
     SLOT_UNREAD = "slot_unread"
     """No process reads the slot, so it keeps WAL on the source."""
     SLOT_IDLE_TIMEOUT = "slot_idle_timeout"
-    """The source's idle timeout is shorter than a day."""
+    """``idle_replication_slot_timeout`` is shorter than a day."""
     SLOT_HOLDS_WAL = "slot_holds_wal"
     """The slot keeps much WAL, and no setting of the source limits it."""
     SLOT_HELD_BACK = "slot_held_back"
