@@ -1,7 +1,7 @@
 """Repairs a Delta log after a power cut. Runs under the lake's lock, before any process commits to the table. Versions
 that a consistent point names are durable. Files of later versions may be complete, incomplete or missing. The log's
 files are renamed from the first incomplete version on, so that readers ignore them. New commits continue from the last
-complete version. The changes of the lost versions are still in the change log, and are applied again."""
+complete version. The content of the lost versions is written again, for a mirror from the change log."""
 
 from __future__ import annotations
 

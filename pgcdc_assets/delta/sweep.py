@@ -137,9 +137,9 @@ def _names(files: Iterable[Added]) -> set[str]:
 
 
 def unneeded(listing: LogListing, versions: Collection[int], newest: int, before: float) -> list[Entry]:
-    """The data files and deletion vectors that neither these ``versions`` nor version ``newest`` need. Files that were
-    written after ``before`` (seconds since 1970) are left out, because they may belong to a commit that is not written
-    yet."""
+    """The data files and deletion vectors that neither these ``versions`` nor version ``newest`` need. Files that came
+    into the folder after ``before`` (seconds since 1970) are left out, because they may belong to a commit that is not
+    written yet."""
     needed = needed_files(listing, versions, newest)
     return [entry for entry in storage.walk(listing.folder) if entry.name not in needed and entry.placed <= before]
 

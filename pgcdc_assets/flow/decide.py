@@ -158,7 +158,7 @@ def next_step(view: View) -> Step:
 
 
 def _gathering(view: View) -> bool:
-    """Whether too few bytes wait in the log for a turn."""
+    """Whether the run still waits for more messages before the next turn, up to GATHERED_BYTES."""
     if not view.gathers or view.point.due:
         return False
     return sum(batch.bytes for batch in _waiting(view, view.positions, view.complete)) < GATHERED_BYTES

@@ -80,7 +80,7 @@ class RunCounts:
     receiver_bytes: int | None = None
     """Resident memory of the receiver process."""
     succeeded: datetime | None = None
-    """When the mirrors of a sync in follow mode had last applied the whole log, and a consistent point listed them."""
+    """The last time when, in a sync in follow mode, the mirrors had applied the whole log and a point listed them."""
     written: datetime | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -59,8 +59,8 @@ class Compaction:
     """A file with fewer deleted rows than this is never worn."""
 
     def worth_rewriting(self, live: Sequence[Added]) -> tuple[Added, ...]:
-        """The files to rewrite as one file now: all small files if there are many, otherwise the file with the most
-        deleted rows if it is worn. Empty if neither is worth a rewrite."""
+        """The files to rewrite as one file now: all small files if there are many, otherwise the worn file with the
+        most deleted rows. Empty if there is neither."""
         return self.small_files(live) or self.worn_file(live)
 
     def small_files(self, live: Sequence[Added]) -> tuple[Added, ...]:
