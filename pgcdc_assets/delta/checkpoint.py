@@ -41,8 +41,8 @@ from pgcdc_assets.store.base import Entry
 from pgcdc_assets.store.scratch import DraftFile
 
 _STALE_SECONDS: Final = 3600
-"""A staged commit (a file whose content is complete, but which has no commit number yet) is deleted at this age,
-because its writer must be dead."""
+"""A staged commit (a file that a writer makes before it gives the file a commit number) is deleted at this age, because
+its writer must be dead."""
 _SCRATCH: Final = "_checkpoint"
 """The scratch folder, inside the table's folder so that it has the same access rights. Delta readers ignore it."""
 _STAGED: Final = ("_", ".tmp")

@@ -91,7 +91,7 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
 
 
 def repair(work: Work, name: TableName, span: LsnRange) -> RangeReport:
-    """Compute the rows whose keys changed in the range again, from the log up to the table's ``replay_lsn``, and merge
+    """Compute again, from the log up to the table's ``replay_lsn``, the rows whose keys changed in the range, and merge
     them into the mirror."""
     span = widened(work, span)
     entry = work.progress[name]

@@ -170,7 +170,7 @@ class Engine:
             return backfill.apply(work, tables, span)
 
     def repair(self, table: TableName, span: LsnRange) -> RangeReport:
-        """Compute the rows that changed in a range again, from the log, and merge them into the mirror."""
+        """Compute again, from the log, the rows that changed in a range, and merge them into the mirror."""
         self._refuse_while_paused()
         with self._by_hand(OperationKind.REPAIR) as work:
             return backfill.repair(work, table, span)

@@ -191,7 +191,7 @@ class Target(Protocol):
         lacks a column that is in ``known``, another writer has removed it, and the table is set aside."""
 
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
-        """Compute the rows that changed in the range ``span`` again, from the log, and merge them into the mirror. The
+        """Compute again, from the log, the rows that changed in the range ``span``, and merge them into the mirror. The
         mirror is at ``replay_lsn`` before and after. Raises NotRepairable if the log lacks a value that is needed."""
 
     def reshape(self, before: Table, after: Table, *, by_metadata: bool) -> int:

@@ -141,7 +141,7 @@ def collapsed(spark: SparkSession, works: Sequence[Sequence[Collapsing]]) -> lis
 def repair_table(
     spark: SparkSession, log: ChangeLog, mirrors: Mirrors, table: Table, span: LsnRange, replay_lsn: Lsn
 ) -> Applied:
-    """Compute the rows whose keys changed in ``span`` again, from the log, and merge them into the mirror. The mirror
+    """Compute again, from the log, the rows whose keys changed in ``span``, and merge them into the mirror. The mirror
     has already applied this range, and stays at ``replay_lsn``. So the rows are computed as of ``replay_lsn``, with all
     later changes of their keys. Does nothing for a range below the table's copy. Raises NotRepairable if the log lacks
     a value that a row needs; then only a new copy helps."""

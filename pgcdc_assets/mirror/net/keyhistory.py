@@ -92,8 +92,8 @@ def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: In
 
 
 def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn: Ints) -> None:
-    """Raise MergeMismatch if an event inserts a key that exists after the key's event ``before`` it, or changes a key
-    that does not exist then."""
+    """Raise MergeMismatch if an event inserts a key that exists at that time, or changes a key that does not.
+    ``before``: for each event, the previous event of the same key, or -1."""
     bad = np.flatnonzero((before >= 0) & (live[before] == arrives))
     if len(bad):
         at = bad[np.argmin(commit_lsn[bad])]

@@ -99,10 +99,10 @@ def collapse(events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[i
 def collapse_touched(
     events: pa.Table, columns: Sequence[FeedColumn], masked: Sequence[int], touched: LsnRange | None
 ) -> pa.Table:
-    """Collapse the events from the range ``touched`` up to the mirror's position to the merge source of a repair. It
-    has only the keys that changed in ``touched``, and the keys to which rows moved from these keys. None: all keys. A
-    wrong mirror may or may not hold these keys, so the merge does not check this. Only if no event has some value of a
-    row, the target must hold the row, under the row's newest key."""
+    """Make the merge source of a repair from ``events``, which reach from the repaired range up to the mirror's
+    position. It has only the keys that changed in the range ``touched`` (None: all keys), and the keys to which rows
+    moved from these keys. A wrong mirror may or may not hold these keys, so the merge does not check this. Only if no
+    event has some value of a row, the target must hold the row, under the row's newest key."""
     events = events.combine_chunks()
     places = _places(events, columns)
     net = key_outcomes(*places, _present_masks(events, masked), keep_transient=True)
