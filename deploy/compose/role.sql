@@ -1,5 +1,6 @@
--- The role that follows the shop. It may replicate and read, and nothing else. psql runs this once, after shop.sql.
--- The publications are those that `pgcdc setup --sql --role replicator` prints for PostgreSQL 17.
+-- Creates the role with which pgcdc connects to the shop, and the publications. The role may only replicate and read.
+-- psql runs this file once, after shop.sql. For PostgreSQL 17, `pgcdc setup --sql --role replicator` prints the same
+-- publications.
 \getenv password REPLICATOR_PASSWORD
 CREATE ROLE replicator LOGIN REPLICATION PASSWORD :'password';
 GRANT USAGE ON SCHEMA public TO replicator;
