@@ -93,7 +93,7 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "pgcdc_in_progress_bytes": ("gauge", "Bytes received of transactions that are not committed yet.", ()),
     "pgcdc_in_progress_oldest_seconds": (
         "gauge",
-        "Age of the oldest transaction that is being received before its commit.",
+        "Seconds since pgcdc received the first part of the oldest transaction in progress. A new run starts at 0.",
         (),
     ),
     "pgcdc_prepared_transactions": ("gauge", "Prepared transactions that the lake keeps.", ()),
