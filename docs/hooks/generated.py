@@ -223,8 +223,9 @@ def json_part() -> str:
 def _fields(node: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, str]]:
     for name, given in node.get("properties", {}).items():
         field, inner = f"{path}{name}", _resolved(given, schema)
-        yield field, _json_type(given, schema), given.get("description") or inner.get("description", "")
         choices = [_resolved(choice, schema) for choice in inner.get("anyOf", [inner])]
+        told = [one.get("description") for one in (given, inner, *choices, _resolved(inner.get("items", {}), schema))]
+        yield field, _json_type(given, schema), next(filter(None, told), "")
         for choice in choices:
             more = f"{field}[]." if choice.get("type") == "array" else f"{field}."
             yield from _fields(_resolved(choice.get("items", choice), schema), schema, more)

@@ -9,6 +9,8 @@ in UTC.
 
 from __future__ import annotations
 
+from typing import NotRequired
+
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12, to make the schemas
 
 
@@ -16,36 +18,56 @@ class DecodedDocument(TypedDict):
     """What the source has decoded for the slot since its statistics began."""
 
     total_txns: int
+    """Decoded transactions."""
     total_bytes: int
+    """Bytes of their changes."""
     spill_txns: int
     """Transactions that the source wrote to its disk and read again."""
     spill_bytes: int
+    """Bytes of the changes that were written to disk."""
     stream_txns: int
     """Transactions that were sent while they were in progress."""
     stream_bytes: int
+    """Bytes of the changes that were sent while their transaction was in progress."""
 
 
 class SlotDocument(TypedDict):
     """The row of the slot in ``pg_replication_slots``. A field is null if the server's version lacks it."""
 
     name: str
+    """The slot, as the setting ``slot`` names it."""
     plugin: str | None
+    """The output plugin. Always ``pgoutput`` for a slot of pgcdc."""
     database: str | None
+    """The database that the slot decodes."""
     active: bool
+    """Whether a process reads the slot."""
     active_pid: int | None
+    """The server process that reads the slot."""
     restart_lsn: str | None
+    """The server keeps the WAL from here on."""
     confirmed_flush_lsn: str | None
+    """The end of what pgcdc has confirmed."""
     wal_status: str | None
+    """``reserved``, ``extended``, ``unreserved`` or ``lost``."""
     safe_wal_size: int | None
     """Bytes of WAL that the source may still write before it may invalidate the slot."""
     catalog_xmin_age: int | None
+    """Transactions since the oldest one whose catalog rows VACUUM must keep for the slot."""
     xmin_age: int | None
+    """Transactions since the oldest one whose rows VACUUM must keep for the slot."""
     two_phase: bool | None
+    """Whether the slot decodes prepared transactions before they are committed."""
     conflicting: bool | None
+    """On a standby: whether the slot was invalidated by a conflict with recovery."""
     invalidation_reason: str | None
+    """Why the server invalidated the slot. Null if it is valid."""
     inactive_since: str | None
+    """Since when no process reads the slot."""
     failover: bool | None
+    """Whether the server synchronizes the slot to standbys."""
     synced: bool | None
+    """Whether this is a standby's copy of a slot."""
     decoded: DecodedDocument
 
 
@@ -57,14 +79,18 @@ class OldestDocument(TypedDict):
     """The oldest transaction in progress."""
 
     xid: int
+    """Its transaction id."""
     lsn: str
+    """Where its first received part begins."""
     age_seconds: float
+    """Time since its first part was received."""
 
 
 class InProgressDocument(TypedDict):
     """Transactions that have not ended, and of which the receiver has already received a part."""
 
     transactions: int
+    """Their number."""
     bytes: int
     """Size of the messages of these transactions in the lake."""
     oldest: OldestDocument
@@ -74,25 +100,31 @@ class PreparedDocument(TypedDict):
     """A prepared transaction that the lake keeps until COMMIT PREPARED or ROLLBACK PREPARED."""
 
     gid: str
+    """The global transaction identifier that PREPARE TRANSACTION gave."""
     xid: int
+    """Its transaction id."""
     lsn: str
     """Where the record of its PREPARE TRANSACTION ends."""
     prepared: str
     """When it was prepared."""
     changes: int
+    """The number of its row changes."""
 
 
 class HoldDocument(TypedDict):
     """A running ``verify``, for which the sync makes a consistent point."""
 
     by: str
+    """The process that asks for the point."""
     lsn: str | None
+    """The LSN of the point. Null until ``verify`` has taken its snapshot of the source."""
 
 
 class MessagesDocument(TypedDict):
     """The feed of logical messages."""
 
     replay_lsn: str | None
+    """The feed holds all messages at or below this LSN."""
     reason: str | None
     """Why the feed cannot be read."""
 
@@ -101,6 +133,7 @@ class TableDocument(TypedDict):
     """A mirrored table."""
 
     name: str
+    """Schema and name, like ``public.orders``."""
     state: str
     """``waiting``, ``copying``, ``catching_up``, ``streaming`` or ``set_aside``."""
     replay_lsn: str | None
@@ -120,27 +153,39 @@ class ProblemDocument(TypedDict):
     severity: str
     """``error`` or ``warning``."""
     code: str
+    """One of the codes on the page Errors."""
     what: str
+    """What is wrong, and with which object."""
     do: str
+    """What to do."""
 
 
 class FailureDocument(TypedDict):
     """The error that ended an operation."""
 
     command: str
+    """The command that failed, like ``sync``."""
     at: str
+    """When it failed."""
     what: str
+    """What happened."""
     thing: str | None
+    """The object concerned."""
     lsn: str | None
+    """The LSN concerned."""
     do: str
+    """What to do."""
 
 
 class UnderWayDocument(TypedDict):
     """An operation that has begun and not ended."""
 
     command: str
+    """The command that runs, like ``sync``."""
     pid: int
+    """Its process."""
     began: str
+    """When it began."""
 
 
 class OutcomeDocument(TypedDict):
@@ -153,7 +198,9 @@ class OutcomeDocument(TypedDict):
     under_way: UnderWayDocument | None
 
 
-class _StatusDocument(TypedDict):
+class StatusDocument(TypedDict):
+    """What ``pgcdc status --json`` prints."""
+
     ok: bool
     """Whether there is no problem of severity ``error``. The exit code is then 0, otherwise 1."""
     time: str
@@ -179,12 +226,7 @@ class _StatusDocument(TypedDict):
     """Errors first."""
     last: dict[str, OutcomeDocument]
     """By kind: ``sync``, ``repair``, ``backfill``, ``maintenance``, ``forgetting``."""
-
-
-class StatusDocument(_StatusDocument, total=False):
-    """What ``pgcdc status --json`` prints."""
-
-    messages: MessagesDocument
+    messages: NotRequired[MessagesDocument]
     """Only if the setting ``messages`` asks for messages."""
 
 
@@ -192,23 +234,29 @@ class CopiedDocument(TypedDict):
     """A table that the run copied."""
 
     name: str
+    """Schema and name."""
     consistent_point: str
     """The copy has the rows as they were at this LSN."""
     rows: int
+    """Copied rows."""
 
 
 class SetAsideDocument(TypedDict):
     """A table that is not followed, or stays behind the other tables."""
 
     name: str
+    """Schema and name."""
     reason: str
+    """Why."""
 
 
 class ChangedDocument(TypedDict):
     """A table in whose mirror another writer changed rows."""
 
     name: str
+    """Schema and name."""
     what: str
+    """How its rows were changed."""
 
 
 class SyncDocument(TypedDict):
@@ -226,11 +274,13 @@ class SyncDocument(TypedDict):
     turns: int
     """Passes over new changes."""
     transactions: int
+    """Applied transactions."""
     rows: int
     """Row changes of these transactions."""
     stream_aborts: int
     """Ignored rollbacks of transactions that were never sent."""
     seconds: float
+    """Duration of the run."""
     set_aside: list[SetAsideDocument]
     """Tables that are not followed, because of a problem."""
     changed: list[ChangedDocument]
@@ -245,8 +295,11 @@ class FindingDocument(TypedDict):
     severity: str
     """``warning`` or ``info``."""
     thing: str
+    """The object concerned."""
     what: str
+    """What was found."""
     do: str
+    """What to do. Empty if nothing must be done."""
 
 
 class SetupDocument(TypedDict):
@@ -267,7 +320,9 @@ class MirrorFailureDocument(TypedDict):
     """A mirror that could not be maintained."""
 
     name: str
+    """Schema and name of the table."""
     error: str
+    """What happened, and what to do."""
 
 
 class MaintainDocument(TypedDict):
@@ -290,10 +345,13 @@ class MaintainDocument(TypedDict):
     vacuumed: list[str]
     """Tables whose mirrors had unneeded files, which were deleted."""
     deleted_files: int
+    """Deleted files of mirrors."""
     deleted_bytes: int
+    """Their size."""
     runs: int
     """Deleted runs of Dagster."""
     left: list[str]
     """Tables that were not reached. The next maintenance handles them."""
     failed: list[MirrorFailureDocument]
     seconds: float
+    """Duration of the maintenance."""

@@ -27,6 +27,7 @@ class ExampleDocument(TypedDict):
     kind: str
     """``different``, ``missing`` (in the mirror) or ``extra`` (in the mirror)."""
     key: dict[str, str | None]
+    """The values of the key by column, or of all columns if the table has no key."""
     columns: list[str]
     """The columns that differ, if the kind is ``different``."""
 
@@ -35,12 +36,15 @@ class ComparedDocument(TypedDict):
     """The comparison of one table."""
 
     name: str
+    """Schema and name."""
     verdict: str
     """``equal``, ``unknown``, ``differs``, ``not_compared`` or ``failed``."""
     lsn: str | None
     """Both sides were compared as they were at this LSN."""
     source_rows: int
+    """Rows of the source."""
     mirror_rows: int
+    """Rows of the mirror."""
     missing: int
     """Rows that only the source has."""
     extra: int
@@ -48,6 +52,7 @@ class ComparedDocument(TypedDict):
     different: int
     """Rows with the same key but other values."""
     reason: str | None
+    """Why there is no result, or why rows may differ."""
     examples: list[ExampleDocument]
 
 
