@@ -1,4 +1,4 @@
--- Two databases have no common LSN: an order may be here before its customer. The left join keeps such an order.
+-- Two databases have no common LSN, so an order may arrive before its customer. The left join keeps such an order.
 select coalesce(c.country, 'unknown') as country, sum(l.quantity * l.price) as revenue
 from {{ source('shop_warehouse', 'orders') }} o
 join {{ source('shop_warehouse', 'order_lines') }} l on l.order_id = o.id

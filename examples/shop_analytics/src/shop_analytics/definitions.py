@@ -1,4 +1,4 @@
-"""All definitions of the project: what `dg dev` loads."""
+"""All definitions of the project. `dg dev` loads this module."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The models of dbt. They read the DuckDB tables."""
+"""The dbt models as assets. They read the DuckDB tables that the asset `warehouse` writes."""
 
 from pathlib import Path
 

@@ -27,7 +27,7 @@ def specs() -> Iterator[dg.AssetSpec]:
 def warehouse(shop_lake: dg.ResourceParam[PgcdcLake], crm_lake: dg.ResourceParam[PgcdcLake]):
     points = {"shop": shop_lake.at(), "crm": crm_lake.at()}
     with duckdb.connect(str(FILE)) as db:
-        # One transaction, so that readers of the file never see tables of two points.
+        # One transaction, so that readers of the file never see one table at the old LSN and another at the new LSN.
         db.begin()
         for source, tables in TABLES.items():
             db.execute(f"CREATE SCHEMA IF NOT EXISTS {source}_warehouse")
