@@ -28,7 +28,7 @@ SENSOR_ON = "PGCDC_ASSETS_SENSOR"
 the UI."""
 
 INSTANCE_YAML = """\
-# Dagster's instance for this project; docs/guides/dagster_ui.md says more.
+# The Dagster instance of this project.
 telemetry:
   enabled: false
 nux:
@@ -47,7 +47,8 @@ run_monitoring:
   cancel_timeout_seconds: 180
   poll_interval_seconds: 10
 
-# The sensor makes a tick every few seconds. `pgcdc maintain` and its schedule delete old runs and their events.
+# The sensor makes a tick every few seconds, so Dagster deletes old ticks. Old runs and their events are deleted by
+# `pgcdc maintain` and its schedule.
 retention:
   schedule:
     purge_after_days: 30
