@@ -174,8 +174,8 @@ class Settings(BaseSettings):
     again with the new structure. If their new values are not known, the table is copied again. With ``metadata``, rows
     are not rewritten if Delta's column mapping and type widening can express the change. Fewer readers support these
     features. With ``set_aside``, pgcdc stops following the table until you run ``pgcdc snapshot``. Two changes are
-    exceptions. New and removed partitions are handled as with ``rewrite``. A new column that is NULL in older rows is
-    added when its first value arrives."""
+    exceptions. New and removed partitions are handled as with ``rewrite``. If a table has a key, a new column that is
+    NULL in older rows is added with the table's next change."""
     recopy_bytes: Size = 10 << 30
     """The largest table that pgcdc copies again by itself. If a change of structure requires a new copy of a larger
     table, pgcdc stops following the table until you run ``pgcdc snapshot``."""
