@@ -138,8 +138,8 @@ class ByProcess(LakeRig):
         if not first and not published(self.lake.text):
             self._sync()
         if case.command == "repair" or case.point is FaultPoint.MIRROR_VACUUMED:
-            # A repair needs changes after the table's last copy, because only these changes can be derived again. A
-            # VACUUM needs files that no version uses, which the change leaves.
+            # A repair can only derive changes again that were made after the table's last copy. A VACUUM only deletes
+            # files that no kept version uses. So change the tables, and sync.
             self._nudge(case)
             self._sync()
 

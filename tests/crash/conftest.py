@@ -1,9 +1,9 @@
 """Fixtures of the crash tests: a separate server, fault points, one seed, and one table of results.
 
-``PGCDC_TEST_CRASH_CYCLES`` is the number of crashes of the receiver. A quarter as many crashes hit a whole sync in one
-process. The command itself is killed only in the long set: at some of its steps, or at each step if there are at least
-``EVERY`` cycles. ``PGCDC_TEST_SEED`` decides all random choices, and is printed at the start. The timing still depends
-on the machine.
+``PGCDC_TEST_CRASH_CYCLES`` is the number of crashes of the receiver. A quarter as many crashes are made in syncs that
+run in the test's process. Only the long set kills a whole command: at some of its steps, or at each step if there are
+at least ``EVERY`` cycles. ``PGCDC_TEST_SEED`` decides all random choices, and is printed at the start. The timing still
+depends on the machine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The fault points themselves. They do nothing unless armed, the package calls every one, and exactly one thread stops
-at an armed point."""
+"""Tests of the fault points: a fault point does nothing unless it is armed, the package calls each fault point, and
+exactly one thread stops at an armed fault point."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_exactly_one_thread_stops_after_the_given_number_of_visits(faults: Fault
 def test_process_stopped_at_one_point_does_not_block_other_points(
     faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process releases the lock of the fault points before the test can see that it has stopped. A point that is not
-    armed does not take the lock."""
+    """A file lock protects the fault points. A process releases it before it reports that it has stopped at a point. A
+    process that passes a point that is not armed does not take it."""
     point, rename, lock_was_free = FaultPoint.BATCH_COMMITTED, Path.rename, list[bool]()
 
     def renamed(path: Path, target: Path) -> Path:

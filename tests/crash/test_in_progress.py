@@ -72,8 +72,8 @@ class Rig:
                 self.connections[number].execute(statement.encode())
 
     def _wait(self, what: str, until: Callable[[], bool]) -> None:
-        """Waits until the server has sent everything (LOOK), or until everything is in the log (LAND). The server sends
-        the rest again if the received blocks do not show which messages were rolled back."""
+        """Waits until the server has sent all WAL to the receiver (``what`` is LOOK), or until all of it is in the log
+        (LAND)."""
         lsn, log = self.twins.flushed(), self.twins.streamed.log
 
         def there() -> bool:

@@ -74,7 +74,7 @@ class Leaders(ByProcess):
             self.faults.clear()
             # The server ends the stopped command's session by itself after its timeout.
             self._cut_off()
-            assert wait_until(lambda: self._succeeded() == 0, SECONDS), "nobody could take over"
+            assert wait_until(lambda: self._succeeded() == 0, SECONDS), "no command could take over"
             self.look()
             before = self._commits()
             for process in asleep:
@@ -82,7 +82,7 @@ class Leaders(ByProcess):
                     process.resume()
             assert wait_until(lambda: first.poll() is not None, SECONDS), f"{case}: hangs when it wakes"
             log = (self.folder / "command.log").read_text()
-            assert first.returncode != 0, f"{case}: it knows of nothing\n{log}"
+            assert first.returncode != 0, f"{case}: the resumed command reports success\n{log}"
             assert "unexpected" not in log, log
             landed = {name: size for name, size in self._commits().items() if before.get(name) != size}
             assert not landed, f"{case}: {landed}\n{log}"
@@ -90,10 +90,11 @@ class Leaders(ByProcess):
         return True
 
     def _succeeded(self) -> int:
-        """Runs another sync and returns its exit code. The lake refuses it while the first command might only be slow.
+        """Runs a sync that takes over the lake from the stopped command, and returns its exit code. The sync is refused
+        until the lock of the stopped command times out, because a slow command would look the same.
 
-        The other sync has its own project folder, as on a different host, because a stopped command may hold, for
-        example, the lock of Dagster's SQLite.
+        The sync has its own project folder, as on a different host, because the stopped command may hold, for example,
+        the lock of Dagster's SQLite.
         """
         path, elsewhere = self.folder / "successor.log", self.folder / "elsewhere"
         # Stack traces go to a separate file, because the command may redirect its stderr.
@@ -174,8 +175,8 @@ def test_stopped_command_that_resumes_after_a_takeover_commits_nothing(
 
 
 def _lakes(cases: Sequence[Case]) -> list[list[Case]]:
-    """The cases that share a lake. A case of the first sync needs a new lake, because the command that takes over
-    completes the lake."""
+    """Divides the cases into groups, each of which uses one lake. A case that stops the creation of the lake needs a
+    new lake, because the command that takes over finishes the creation."""
     first = [case for case in cases if case.command == "sync" and case.point in FIRST]
     return [*([case] for case in first), *filter(None, [[case for case in cases if case not in first]])]
 

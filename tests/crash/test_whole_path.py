@@ -183,7 +183,7 @@ class InProcess(LakeRig):
         return thread.is_alive()
 
     def _inflict(self, kind: Kind, point: FaultPoint | None) -> bool:
-        """Crashes the process. Returns False if there was no such process."""
+        """Makes the crash. Returns False if the receiver, which should be killed, has already ended."""
         if kind is Kind.RECEIVER:
             found = children_running("pgcdc_assets.log.receive.process")
             for pid in found:

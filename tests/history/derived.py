@@ -68,8 +68,8 @@ class Derived:
         return [start, *(lsn for lsn in commits if start < lsn < end), end]
 
     def apply(self, table: Table, boundaries: Sequence[Lsn]) -> PlainMirror:
-        """Makes the mirror, and applies one turn for each interval between two of ``boundaries``. Compares the mirror
-        with the source at each boundary at which it changed, and at the last one."""
+        """Makes the mirror, and applies one turn from each of ``boundaries`` to the next. Compares the mirror with the
+        source after each turn that changed the mirror, and after the last turn."""
         shutil.rmtree(path_of(self.layout.mirror(table.name)), ignore_errors=True)
         mirror = PlainMirror(self.layout, self.log.identity, table, boundaries[0])
         part = self.parts.get(title(table))
@@ -81,8 +81,8 @@ class Derived:
         return mirror
 
     def repair(self, mirror: PlainMirror, at: Lsn, touched: LsnRange, *, damaged: bool) -> None:
-        """Repairs a range in a mirror that is at LSN ``at``. ``damaged``: first deletes from the mirror all rows that
-        the range changed, and puts back the rows that the range deleted."""
+        """Repairs the LSN range ``touched`` in a mirror that is at LSN ``at``. ``damaged``: first deletes from the
+        mirror all rows that the range changed, and puts back the rows that the range deleted."""
         part = self.parts.get(title(mirror.table))
         if part is None:
             return

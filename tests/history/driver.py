@@ -170,8 +170,8 @@ def play(at: Project, history: History) -> None:
 
 
 def _assert_arrived(at: Project, doing: Doing) -> None:
-    """Waits, without patience, for some positions that the source had after recent commits. If `wait` returns a point
-    below such a position, no table of the point may have changed between the two."""
+    """Calls `Lake.wait`, with a timeout of 0, for some recent WAL positions of the source. `wait` may return a point
+    below the position only if no table of the point has changed between the point and the position."""
     lake, commits, recent = Lake(at.lake), at.journal.commits(), at.workload.positions[-12:]
     for lsn in random.Random(doing.pick).sample(recent, min(3, len(recent))):
         try:
@@ -187,15 +187,16 @@ def _assert_arrived(at: Project, doing: Doing) -> None:
 
 
 def _read_own_writes(at: Project, written: int) -> None:
-    """Waits while a sync runs, as a reader does after its COMMIT, and compares the rows that it then reads."""
+    """Calls `Lake.wait` for the last written position while a sync runs, as a reader does after its own COMMIT. The
+    rows of the point that it returns must equal the source's rows at that position."""
     point = Lake(at.lake).wait(written, SECONDS)
     versions = {spec.title: point.versions[TableName(spec.schema, spec.name)] for spec in at.specs}
     at.journal.assert_equal_at(at.lake, written, versions, at.journal.commits())
 
 
 def _read(at: Project, written: int) -> None:
-    """Checks what readers get besides rows: a wait for all that was written, net changes between random points, and the
-    SQL that takes the source back to a random point."""
+    """Checks what readers get besides rows: the point at which everything that was written can be read, net changes
+    between random points, and the SQL that undoes the changes since a random point."""
     lake, commits = Lake(at.lake), at.journal.commits()
     now, points = lake.wait(written, timeout=0).lsn, published(at.lake)
     chance = random.Random(len(points))

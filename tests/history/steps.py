@@ -44,7 +44,7 @@ class Doing:
     cuts: int
     """Into how many syncs the kind ``sync`` divides new WAL."""
     beside: int
-    """How many of the next steps run concurrently."""
+    """How many of the next steps run while the project does this."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ DOINGS = st.builds(
 
 
 def undisturbed() -> list[Step]:
-    """Steps that every history needs: the rare statements on each table, while no other connection holds a lock, and
-    each way to end a transaction. Random steps do not guarantee them: hypothesis also uses constants of the source
-    code, so it generates different steps after a change of the code."""
+    """Steps that every history needs: each rare statement on each table, while no other connection holds a lock, and
+    each way to end a transaction. A random history may lack them, even with a fixed seed, because hypothesis also uses
+    constants of the source code, and so generates different steps after a change of the code."""
     ended = [Step("commit", connection, 0, 0, 0) for connection in range(CONNECTIONS)]
     ended += [Step("finish prepared", 0, 0, 0, number) for number in range(3)]
     acts = [Step(op, 0, 0, 0, 0) for op in ("begin", "savepoint", "insert", "rollback to", "rollback")]
@@ -106,7 +106,8 @@ def histories(
     parts: int, steps: int, one: st.SearchStrategy[Step] = STEPS,
     specs: st.SearchStrategy[tuple[Spec, ...]] = _SPECS, encoding: str = "UTF8",
 ) -> st.SearchStrategy[History]:  # fmt: skip
-    """Histories of up to ``parts`` parts: up to ``steps`` steps, then a run. The tables have some rows at the start.
+    """Histories of up to ``parts`` parts. Each part has up to ``steps`` steps, and then one :class:`Doing`. The tables
+    have some rows at the start.
 
     The simplest example (no step with a seed) is excluded. Hypothesis runs it first, so a test with only one example
     would run nothing else.

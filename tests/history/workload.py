@@ -106,8 +106,8 @@ class Workload:
         self.positions.append(int(row[0]))
 
     def release(self) -> None:
-        """Ends the transactions that truncated a table, because pg_publication_tables and every sync wait for their
-        locks."""
+        """Ends the transactions that truncated a table, because queries of pg_publication_tables and copies of the
+        table would wait for their locks."""
         for session in self.sessions:
             if session.exclusive:
                 session.end("COMMIT")
@@ -202,8 +202,8 @@ class Workload:
 
 @dataclass
 class Acts:
-    """The statements that change a table in a transaction. Rows are selected by their rank in the order of their
-    text."""
+    """The statements that change a table in a transaction. To select rows, a statement sorts all rows by their text,
+    and takes them from the place ``pick``. So a repetition selects the same rows."""
 
     conn: psycopg.Connection[Any]
     spec: Spec

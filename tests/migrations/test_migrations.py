@@ -190,7 +190,8 @@ def _played(
         if run is not None:
             run.stop()
         for _ in range(2):
-            # Points of the next sync have the changes after the last catalog check of the first sync.
+            # The first sync does not see migrations that were made after its last catalog check. The second sync checks
+            # the catalog again, and its points have these migrations.
             Run(stage.engine()).join()
         assert stage.settings.source is not None
         judge = Judge(stage.settings, stage.chronicle, everything=False)

@@ -87,7 +87,7 @@ override("deferrable_key_is_trusted", "pgcdc_assets.source.catalog.pgclass:_INDE
 override("keyless_table_is_published_for_updates", "pgcdc_assets.source.setup.selection:_unfollowed",
     lambda _: lambda relation, senders, version: None,
     rule="no write on the source fails because of us",
-    test="tests/source/test_setup.py::test_setup_makes_no_write_on_the_source_fail")  # fmt: skip
+    test="tests/source/test_setup.py::test_no_write_on_the_source_fails_because_of_setup")  # fmt: skip
 override("password_goes_into_the_file", "pgcdc_assets.projectfile:without_secrets",
     lambda _: lambda source: source,
     rule="no secret of a source is written to a file",

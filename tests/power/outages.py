@@ -51,7 +51,8 @@ class Outages:
         image = self.supply.cut_during(act, self.chance, self.folder / str(self.done))
         os.chdir(self.supply.root)
         if load_note(STATE_FOLDER).log is not None:
-            # The image is in a new folder, and the old lake is still there. Without this, it would count as a copy.
+            # The image is in a new folder, and the lake from before the cut still exists. Unless the project's note
+            # names the new lake, pgcdc refuses the image as a copy of the old lake.
             change_note(STATE_FOLDER, lake=self.settings.layout.root.text)
         self.lost.update(one.split(" ")[0] for one in image.lost)
         given = (f"^({self.settings.slot}|pgcdc_drain_.*)$",)
@@ -76,8 +77,8 @@ class Outages:
 
 @contextmanager
 def outages(spark: SparkSession, settings: Settings, conn: psycopg.Connection[Any], seed: int) -> Iterator[Outages]:
-    """Makes a new folder below the current folder the lake's project, and another one after each cut. Checkpoints,
-    merges and clean-ups are frequent."""
+    """Creates a project folder below the current folder, and a new one with the image after each cut. During the
+    block, checkpoints, merges and clean-ups are frequent."""
     folder = Path.cwd()
     first = folder / "0"
     first.mkdir()

@@ -165,7 +165,7 @@ class Supply:
 
 
 def _processes(*kinds: str) -> list[psutil.Process]:
-    """The processes that write to a lake. The source's server is not among them."""
+    """The processes that write to a lake, without the source's server."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):

@@ -77,7 +77,7 @@ LISTS: dict[str, list[Row]] = {
 
 @dataclass
 class Source:
-    """Replaces the connection: returns these rows to each query."""
+    """Used instead of a connection. A query returns the rows that ``lists`` has for a part of the query's text."""
 
     lists: dict[str, list[Row]]
     info: Any = field(default_factory=lambda: SimpleNamespace(

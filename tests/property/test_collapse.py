@@ -148,7 +148,7 @@ def test_after_the_merge_the_target_equals_the_source(
 
 
 class Sending(Source):
-    """A table whose changes of a key have all values, without unchanged TOAST."""
+    """A table of which each change of a key is sent with all values: no value is an unchanged TOAST value."""
 
     def move(self, key: int, to: int, sent: frozenset[int]) -> None:
         super().move(key, to, frozenset({3, 4}))
@@ -160,7 +160,8 @@ class Sending(Source):
 def test_parts_divided_by_key_have_the_same_effect_as_the_whole(
     start: set[int], steps: list[tuple[Any, ...]], buckets: int, shuffle: int
 ) -> None:
-    """Each part has the events of some keys. The delete and the insert of a changed key may be in different parts."""
+    """The events are divided by key, and each part is merged by itself. A change of a key is a delete and an insert,
+    which may be in different parts."""
     target = {key: (f"b{key}", f"c{key}", f"d{key}") for key in start}
     source = Sending(dict(target))
     for kind, *args in steps:

@@ -32,8 +32,8 @@ for ever is recorded, too."""
 BEARABLE_SECONDS = 1.0
 """How many seconds longer a query may take than without pgcdc's sessions."""
 STORMS = 3
-"""Number of repetitions. A busy machine makes some queries slow in one repetition. A lock that is held too long makes
-queries slow in every repetition."""
+"""How often the test repeats the comparison. A busy machine makes some queries slow in one repetition. A lock that
+pgcdc holds too long makes queries slow in every repetition."""
 
 _CREATE = "CREATE TABLE {0} (id int PRIMARY KEY, v text, n int)"
 _FILL = f"INSERT INTO {{0}} SELECT i, repeat('v', 60), i FROM generate_series(1, {ROWS}) AS i"
@@ -120,8 +120,8 @@ class Storm:
             self.queries += 1
 
     def _look(self) -> None:
-        """Collects sessions that two queries in a row return. The result of a single query may be wrong, because locks
-        change while the server lists them."""
+        """Adds a session to ``held`` if two queries in a row return it. The result of a single query may be wrong,
+        because locks change while the server lists them."""
         before: list[Any] = []
         with self.database.connect() as conn:
             while not self._over.wait(_LOOK_SECONDS):
@@ -132,8 +132,8 @@ class Storm:
 
 @contextmanager
 def _publication_dropped() -> Iterator[None]:
-    """Ignores an error of PostgreSQL itself: for a write to a table, it lists the table's publications, then reads each
-    publication. The write fails if a publication is dropped between these steps."""
+    """Ignores an error that PostgreSQL raises also without pgcdc. A write to a table lists the table's publications,
+    then reads each publication. It fails if a publication is dropped between these steps."""
     try:
         yield
     except psycopg.errors.InternalError_ as error:

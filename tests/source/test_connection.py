@@ -29,8 +29,8 @@ from tests.servers import new_server
 SECRET = "s3cr'et w0rd"
 
 
-def test_values_have_one_text_form_under_any_defaults(database: Database) -> None:
-    """The test server's defaults of these settings differ from PostgreSQL's defaults, see fix_postgres."""
+def test_text_forms_of_values_do_not_depend_on_the_servers_defaults(database: Database) -> None:
+    """The test server has unusual defaults for the settings that change these text forms, see fix_postgres."""
     query = (
         "SELECT '2024-01-02 03:04:05.678901+00'::timestamptz::text, '1 day 02:00'::interval::text, "
         "(0.1::float8 + 0.2)::text, '\\x00ff'::bytea::text, 'pg_class'::regclass::text"
@@ -71,7 +71,7 @@ def test_timeouts_of_roles_and_databases_do_not_apply_to_our_sessions(database: 
         assert walsender.execute("SHOW wal_sender_timeout") == [("1min",)]
 
 
-def test_the_users_options_are_kept_but_our_options_have_priority() -> None:
+def test_options_in_the_users_conninfo_are_kept_but_our_options_override_them() -> None:
     conninfo = "host=h options='-c work_mem=1MB -c TimeZone=Asia/Tokyo' connect_timeout=3"
     merged = parsed(source_conninfo(conninfo, application_name="x"))
     assert merged["options"].startswith("-c work_mem=1MB")
@@ -79,7 +79,7 @@ def test_the_users_options_are_kept_but_our_options_have_priority() -> None:
     assert (merged["connect_timeout"], merged["keepalives_idle"]) == ("3", "30")
 
 
-def test_a_lost_connection_is_typed_and_retryable(database: Database) -> None:
+def test_a_lost_connection_raises_a_retryable_error(database: Database) -> None:
     with connect(database.conninfo) as conn, database.connect() as admin:
         admin.execute("SELECT pg_terminate_backend(%s, 5000)", [conn.info.backend_pid])
         with pytest.raises(SourceUnavailable) as caught:
@@ -115,7 +115,7 @@ def test_a_redacted_conninfo_names_host_and_database() -> None:
     assert without_secret("bad pw here", "host=h password=pw") == "bad *** here"
 
 
-def test_refusals_that_waiting_cannot_fix_are_not_retryable(database: Database) -> None:
+def test_a_refused_connection_is_not_retryable_if_waiting_cannot_help(database: Database) -> None:
     with pytest.raises(SourceNotReady, match="database") as caught:
         connect(database.server.conninfo_of("no_such_database"))
     assert not caught.value.retryable
@@ -216,7 +216,7 @@ def test_each_server_error_has_its_class(state: str | None, message: str, kind: 
 
 
 @pytest.mark.parametrize("wanted", ["read-only", "standby"])
-def test_a_server_that_target_session_attrs_rejects_is_named_as_the_cause(wanted: str, database: Database) -> None:
+def test_the_error_names_the_server_that_target_session_attrs_rejects(wanted: str, database: Database) -> None:
     with pytest.raises(SourceUnavailable, match=r"is not .*; `target_session_attrs` in the setting") as refused:
         connect(make_conninfo(database.conninfo, target_session_attrs=wanted))
     assert "check that the server runs" not in str(refused.value)
@@ -337,13 +337,13 @@ def test_a_route_contains_the_contents_of_service_and_password_files(
     assert not {"service", "passfile"} & conninfo_to_dict(route.conninfo).keys()
 
 
-def test_of_several_servers_a_route_contains_the_server_with_the_snapshot(database: Database) -> None:
+def test_a_route_contains_only_the_server_that_was_reached_if_the_conninfo_lists_several(database: Database) -> None:
     there = str(database.server.socket_folder)
     route = _found(make_conninfo(database.conninfo, host=f"/nowhere,{there}", port="5432,5432"))
     assert conninfo_to_dict(route.conninfo)["host"] == there
 
 
-def test_a_route_contains_the_options_of_the_user(database: Database) -> None:
+def test_a_route_contains_the_options_of_the_users_conninfo(database: Database) -> None:
     given = make_conninfo(database.conninfo, options="-c work_mem=7MB")
     with _found(given).here() as conninfo, connect(conninfo) as conn:
         assert conn.execute("SHOW work_mem").fetchone() == ("7MB",)

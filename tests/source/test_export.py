@@ -68,7 +68,7 @@ def _streamed(conn: psycopg.Connection, slot: str, point: int) -> tuple[set[int]
     return found
 
 
-def test_a_wait_is_reported_has_a_limit_and_names_the_blocker(database: Database) -> None:
+def test_a_snapshot_that_waits_too_long_for_an_open_transaction_fails_and_names_it(database: Database) -> None:
     gid = f"g_{secrets.token_hex(4)}"
     with database.connect() as conn, database.connect(application_name="the writer") as writer:
         publish(conn)
@@ -93,7 +93,7 @@ def test_a_wait_is_reported_has_a_limit_and_names_the_blocker(database: Database
         wait_for(lambda: scalar(conn, left) == 0)
 
 
-def test_a_locked_table_is_named_with_the_session_that_locks_it(
+def test_the_error_of_a_copy_names_the_locked_table_and_the_locking_session(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "PATIENCE_SECONDS", 0.3)
@@ -243,21 +243,23 @@ def test_the_end_of_the_session_that_holds_the_snapshot_is_noticed(database: Dat
                 pass
 
 
-def test_the_gate_opens_when_two_snapshots_agree() -> None:
+def test_the_gate_opens_when_a_new_snapshot_shows_the_same_transactions_as_ended() -> None:
+    """The gate delays a copy until each transaction that the slot's snapshot shows as ended has also ended according to
+    a new snapshot."""
     ours = _Xids.parse("10:20:12,15")
     assert ours.agrees(_Xids.parse("12:20:12"))
     assert ours.agrees(_Xids.parse("21:25:21,22"))
-    assert not ours.agrees(_Xids.parse("10:19:12")), "an older snapshot proves nothing"
-    assert not ours.agrees(_Xids.parse("10:20:12,13,15")), "13 is ended for us and running for others"
+    assert not ours.agrees(_Xids.parse("10:19:12")), "the second snapshot is older than the first"
+    assert not ours.agrees(_Xids.parse("10:20:12,13,15")), "13 has ended only in the first snapshot"
     assert ours.agrees(_Xids.parse("20:20:"))
 
 
 def test_the_gate_waits_until_the_commit_status_is_visible(database: Database) -> None:
-    """A commit that waits for a synchronous standby is in the WAL, but not yet visible in snapshots. The copy waits.
+    """A commit that waits for a synchronous standby is in the WAL, but not yet visible to new snapshots. The copy waits
+    until it is visible.
 
-    The commit starts when the slot's snapshot is nearly complete, so slot creation does not wait for it. Servers
-    without the fix then return a snapshot in which the transaction is committed, although other sessions do not see its
-    rows yet.
+    The test commits so late that slot creation does not wait for this transaction. On servers without PostgreSQL's fix
+    of 2026, the slot's snapshot then shows the transaction as committed, although other sessions do not see its rows.
     """
     with database.connect() as conn, database.connect() as first, database.connect() as second:
         publish(conn)

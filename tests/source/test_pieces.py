@@ -150,7 +150,7 @@ def test_row_level_security_is_an_error_and_not_a_shorter_copy(database: Databas
             conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def test_a_generator_that_is_closed_early_leaves_no_session(database: Database) -> None:
+def test_a_copy_that_is_stopped_early_leaves_no_session(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (i int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 200000);"
                      "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
@@ -162,4 +162,4 @@ def test_a_generator_that_is_closed_early_leaves_no_session(database: Database) 
             copying = (
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgcdc_assets/copy' AND datname = %s"
             )
-            wait_for(lambda: conn.execute(copying, [database.name]).fetchone() == (0,), what="its end")
+            wait_for(lambda: conn.execute(copying, [database.name]).fetchone() == (0,), what="the session's end")

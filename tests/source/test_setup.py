@@ -1,4 +1,4 @@
-"""Setup and teardown: what they create and report, and that they make no write on the source fail."""
+"""Setup and teardown: what they create, drop and report, and that no write on the source fails because of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def about(findings: list[Finding], thing: str) -> list[str]:
     return [finding.what for finding in findings if thing in finding.thing]
 
 
-def test_changes_that_leave_no_trace_are_reported(database: Database, settings: Settings) -> None:
+def test_columns_and_tables_whose_changes_pgcdc_may_miss_are_reported(database: Database, settings: Settings) -> None:
     with database.connect() as conn:
         conn.execute("""
             CREATE TYPE tagged AS (n int, r regclass[]); CREATE TABLE plain (id int PRIMARY KEY);
@@ -121,7 +121,7 @@ def test_setup_creates_publications_then_the_slot_and_can_be_repeated(
     }  # fmt: skip
 
 
-def test_setup_makes_no_write_on_the_source_fail(
+def test_no_write_on_the_source_fails_because_of_setup(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute(DDL)
@@ -129,8 +129,8 @@ def test_setup_makes_no_write_on_the_source_fail(
         conn.execute(sql.SQL("INSERT INTO {} VALUES (1, 1)" if table == "r" else "INSERT INTO {} VALUES (1)").format(
             sql.Identifier(table)))  # fmt: skip
     setup(settings, database.conninfo)
-    # Created after setup: a partition without replica identity, whose root's partitions are published one by one, and a
-    # table.
+    # Partitions created after setup. rb2 has no replica identity, and setup has published the other partition of its
+    # root by name. r2 has the key of its root, which setup has published.
     conn.execute("CREATE TABLE rb2 PARTITION OF rb FOR VALUES IN (2); INSERT INTO rb VALUES (2)")
     conn.execute("CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2); INSERT INTO r VALUES (2, 2)")
     for table in (*WRITABLE, "rb2", "r2"):
@@ -140,11 +140,11 @@ def test_setup_makes_no_write_on_the_source_fail(
     assert "r2" in published(conn, "Our pub"), "a new partition of a keyed root is followed at once"
 
 
-def test_a_key_replaced_as_setup_advises_makes_no_write_fail(
+def test_no_write_fails_while_a_key_is_replaced_as_setup_advises(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
-    """Setup advises to replace a key in one transaction, or to set REPLICA IDENTITY FULL during the change. The test
-    also shows that PostgreSQL refuses writes without either."""
+    """Setup advises to replace a key in one transaction, or to set REPLICA IDENTITY FULL while the table has no key. A
+    user who does neither gets an error from PostgreSQL for each UPDATE, as the last statement shows."""
     conn.execute("CREATE TABLE t (id int PRIMARY KEY, k int NOT NULL); INSERT INTO t VALUES (1, 1)")
     setup(settings, database.conninfo)
     conn.execute("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (k)")
@@ -172,15 +172,15 @@ def test_setup_locks_no_other_table_while_it_waits_for_one_table(
         wait_for(lambda: conn.execute(waiting).fetchone() != (0,), what="setup's wait")
         conn.execute("SET lock_timeout = 100")
         conn.execute("ALTER TABLE a ADD COLUMN n int")
-        wait_for(lambda: published(conn, settings.publication) == {"a", "c"}, what="the free tables")
-        wait_for(lambda: told, what="a word about whom it waits for")
+        wait_for(lambda: published(conn, settings.publication) == {"a", "c"}, what="the unlocked tables")
+        wait_for(lambda: told, what="setup's report of the session that it waits for")
         assert [holder.pid for holder in told[0]] == [owner.info.backend_pid]
         owner.execute("COMMIT")
         run.join(20)
     assert published(conn, settings.publication) == {"a", "b", "c"}
 
 
-def test_a_table_that_gains_or_loses_its_key_changes_publication(
+def test_setup_moves_a_table_that_gained_or_lost_its_key_to_the_other_publication(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int); CREATE TABLE c (id int PRIMARY KEY)")
@@ -235,7 +235,7 @@ def test_a_slot_older_than_its_publication_is_refused(
     assert conn.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
 
 
-def test_an_open_transaction_is_named_and_the_wait_has_a_limit(
+def test_setup_that_waits_too_long_for_an_open_transaction_fails_and_names_it(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
@@ -274,7 +274,7 @@ def test_each_missing_right_is_reported(conn: psycopg.Connection, settings: Sett
         conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def test_rights_that_a_copy_lacks_are_reported_in_one_sentence(conn: psycopg.Connection, database: Database) -> None:
+def test_missing_rights_on_a_table_are_reported_in_one_sentence(conn: psycopg.Connection, database: Database) -> None:
     """The statements in the message end without a semicolon, because a semicolon separates the problem from the
     advice."""
     role = f"plain_{secrets.token_hex(4)}"
@@ -314,7 +314,7 @@ def test_the_name_of_the_insert_only_publication_fits_postgresql() -> None:
         ("FIRST 1 (s1, *)", True), ("ANY 2 (a, b)", False), ("any 1 (pgcdc_assets/receive)", True), ("2 (x)", False),
     ],
 )  # fmt: skip
-def test_synchronous_standby_names_that_match_us_are_recognised(setting: str, matches: bool) -> None:
+def test_synchronous_standby_names_that_match_our_application_name_are_recognised(setting: str, matches: bool) -> None:
     assert matches_standby_names(setting, "pgcdc_assets") is matches
 
 
@@ -340,7 +340,7 @@ def test_a_source_whose_commits_would_wait_for_our_slot_is_refused(
     ("number", "severity"),
     [(130010, "error"), (140017, "warning"), (150013, None), (160008, "warning"), (180000, None)],
 )
-def test_each_server_version_has_its_severity(number: int, severity: str | None) -> None:
+def test_server_versions_that_are_too_old_or_may_lose_changes_are_reported(number: int, severity: str | None) -> None:
     assert [finding.severity for finding in _version(number)] == ([severity] if severity else [])
 
 
@@ -369,7 +369,7 @@ ANOTHER = "does not check that it is the right server"
         ("203.0.113.7", "prefer", False, True, None),
     ],
 )
-def test_a_remote_source_must_be_encrypted_and_verified(
+def test_a_remote_connection_that_is_not_encrypted_and_verified_is_reported(
     address: str, sslmode: str, tls: bool, gss: bool, said: str | None
 ) -> None:
     found = exposed(FAR[0], address, sslmode, tls=tls, gss=gss)

@@ -24,7 +24,7 @@ from tests.deadpath import DeadPath
 from tests.fix_postgres import Database
 from tests.waiting import wait_for
 
-NEW = pytest.mark.parametrize("new", [False, True], ids=["all is dead", "new connections are served"])
+NEW = pytest.mark.parametrize("new", [False, True], ids=["no connection is served", "new connections are served"])
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def soon(action: Callable[[], object], seconds: float = 0.7) -> Iterator[None]:
 
 
 @NEW
-def test_a_silent_server_ends_a_query(path: DeadPath, new: bool) -> None:
+def test_a_query_fails_if_the_server_sends_nothing(path: DeadPath, new: bool) -> None:
     with connect(path.conninfo) as conn:
         conn.execute("SELECT 1")
         path.die(new=new)
@@ -69,7 +69,7 @@ def test_a_silent_server_ends_a_query(path: DeadPath, new: bool) -> None:
 
 @pytest.mark.long
 @NEW
-def test_a_lost_answer_ends_the_query(path: DeadPath, new: bool) -> None:
+def test_a_query_fails_if_the_connection_dies_while_it_runs(path: DeadPath, new: bool) -> None:
     with (
         connect(path.conninfo) as conn, soon(lambda: path.die(new=new)), within(20),
         pytest.raises(SourceUnavailable, match="has sent nothing"),
@@ -79,7 +79,7 @@ def test_a_lost_answer_ends_the_query(path: DeadPath, new: bool) -> None:
 
 @pytest.mark.long
 @NEW
-def test_a_silent_server_ends_a_piece_of_a_copy(path: DeadPath, database: Database, new: bool) -> None:
+def test_a_copy_is_interrupted_if_the_server_sends_nothing(path: DeadPath, database: Database, new: bool) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, x text); CREATE PUBLICATION p FOR TABLE t")
         conn.execute("INSERT INTO t SELECT i, repeat(md5(i::text), 300) FROM generate_series(1, 5000) AS i")
@@ -89,23 +89,23 @@ def test_a_silent_server_ends_a_piece_of_a_copy(path: DeadPath, database: Databa
             blocks = copy_blocks(path.conninfo, snapshot.name, piece, 1 << 16)
             next(blocks)
             path.die(new=new)
-            # Interrupted means that the piece is to be read again. The next connection then shows whether the source is
-            # reachable.
+            # After Interrupted, the caller reads the piece again on a new connection. If the source cannot be reached,
+            # this connection fails.
             with within(30), pytest.raises(Interrupted, match="has sent nothing"):
                 list(blocks)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [connect, ReplicationConnection.open])
-def test_a_silent_server_ends_a_connection_attempt(path: DeadPath, kind: Callable[[str], object]) -> None:
+def test_a_connection_attempt_fails_if_the_server_sends_nothing(path: DeadPath, kind: Callable[[str], object]) -> None:
     path.die()
     with within(10), pytest.raises(SourceUnavailable, match="timeout"):
         kind(f"{path.conninfo} connect_timeout=2")
 
 
 @pytest.mark.long
-def test_a_query_that_waits_for_a_lock_is_not_ended(database: Database) -> None:
-    """A query that waits for a lock is not ended. The wait reports the session that holds the lock."""
+def test_a_query_that_waits_for_a_lock_continues_to_wait(database: Database) -> None:
+    """During the wait, ``on_wait`` gets a text that names the session that holds the lock."""
     told: list[str] = []
     with database.connect() as holder, connect(database.conninfo) as conn:
         holder.execute("CREATE TABLE t ()")
@@ -119,7 +119,7 @@ def test_a_query_that_waits_for_a_lock_is_not_ended(database: Database) -> None:
         assert "busy (Timeout)" in told[-1]
 
 
-def test_a_wait_without_a_callback_is_logged(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_wait_is_logged_if_on_wait_is_not_set(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     with ReplicationConnection.open(database.conninfo) as walsender, caplog.at_level(logging.WARNING):
         walsender.execute("SELECT pg_sleep(2)")
     assert "that is busy" in caplog.text

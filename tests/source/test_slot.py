@@ -1,4 +1,4 @@
-"""Reads the replication slot with SQL, and tests in which states of the slot the change log may continue from it."""
+"""The state of the replication slot, as SQL shows it, and the states in which pgcdc refuses the slot."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def status(database: Database, slot: str) -> SlotStatus:
         return require_slot(conn, slot)
 
 
-def test_a_missing_slot_is_none_or_an_error(database: Database, slot: str) -> None:
+def test_a_missing_slot_has_no_status_and_is_an_error_where_it_is_required(database: Database, slot: str) -> None:
     with connect(database.conninfo) as conn:
         assert slot_status(conn, slot) is None
         with pytest.raises(SlotMissing, match="pgcdc setup"):
             require_slot(conn, slot)
 
 
-def test_an_error_about_positions_names_both_positions(status: SlotStatus) -> None:
+def test_errors_about_slot_or_log_being_ahead_name_both_positions(status: SlotStatus) -> None:
     assert status.confirmed_flush_lsn is not None
     before = Lsn(status.confirmed_flush_lsn - 8)
     with pytest.raises(SlotAhead, match=f"{status.confirmed_flush_lsn}.*{before}"):
@@ -76,7 +76,7 @@ def test_each_unusable_slot_has_its_error(
     assert caught.value.do
 
 
-def test_slots_of_other_kinds_are_recognised_on_a_real_server(database: Database, slot: str) -> None:
+def test_two_phase_and_physical_slots_and_slots_of_another_database_are_refused(database: Database, slot: str) -> None:
     with connect(database.conninfo) as conn, connect(database.server.conninfo_of("postgres")) as elsewhere:
         conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [slot])
         with pytest.raises(IdentityMismatch, match="two_phase"):
@@ -92,7 +92,7 @@ def test_slots_of_other_kinds_are_recognised_on_a_real_server(database: Database
             conn.execute("SELECT pg_drop_replication_slot(%s)", [physical])
 
 
-def test_the_identity_can_be_read_without_rights(database: Database, slot: str) -> None:
+def test_a_role_without_rights_can_read_the_identity_of_the_source(database: Database, slot: str) -> None:
     role = f"plain_{secrets.token_hex(4)}"
     with connect(database.conninfo) as conn:
         expected = identity(conn, slot)
@@ -155,7 +155,8 @@ def test_a_record_ends_before_the_header_of_the_next_page(database: Database) ->
         def at(query: str) -> Lsn:
             return Lsn.parse(str(conn.execute(query.encode()).fetchall()[0][0]))
 
-        # Many tries of some milliseconds each, because a concurrent autovacuum may write for longer than fifty tries.
+        # A try takes some milliseconds, and fails if another session writes WAL. An autovacuum may write during fifty
+        # tries.
         for _ in range(3000):
             before = at(RECORD_END)
             bare = at("SELECT pg_logical_emit_message(false, '', '')") - before
@@ -296,8 +297,8 @@ def test_the_row_filter_of_a_table_is_read_while_another_table_is_locked(databas
 @pytest.mark.long
 @pytest.mark.since(15, "row filters")
 def test_the_row_filter_of_a_locked_table_is_taken_from_the_last_catalog(database: Database, names: list[str]) -> None:
-    """The filter from the last catalog is used until a catalog row that publishes the table changes, because a prepared
-    transaction may lock the table for days."""
+    """A prepared transaction may lock a table for days, and the row filter of a locked table cannot be read. So pgcdc
+    uses the filter that it read last, as long as the catalog rows that publish the table are unchanged."""
     who = Identity("1", database.name, "s")
     with database.connect() as conn, database.connect() as other:
         free = read_catalog(conn, who, ["filtered"])
@@ -373,8 +374,9 @@ def test_other_statements_do_not_change_the_fingerprint(database: Database) -> N
         assert snapshot.is_current(conn)
 
 
-def test_files_and_columns_are_read_from_one_snapshot(database: Database) -> None:
-    """New files together with the old columns would look like a TRUNCATE, and the rewrite would not be noticed."""
+def test_all_parts_of_the_catalog_are_read_from_one_snapshot(database: Database) -> None:
+    """If the catalog reader combined the files after an ALTER TABLE with the columns before it, the rewrite would look
+    like a TRUNCATE, and pgcdc would ignore it."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)
         with conn.transaction():
@@ -385,9 +387,9 @@ def test_files_and_columns_are_read_from_one_snapshot(database: Database) -> Non
         assert read_tables(conn, ["p"]) != before
 
 
-def test_a_changed_comment_is_seen_without_a_new_fingerprint(database: Database) -> None:
-    """A changed comment does not change the fingerprint, so no point waits for it. A new snapshot of the catalog
-    contains the comment."""
+def test_a_changed_comment_is_read_but_does_not_change_the_fingerprint(database: Database) -> None:
+    """A changed comment does not change the fingerprint of the catalog, so it does not delay the next consistent point.
+    The next read of the catalog returns the new comment."""
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
         seen = CatalogSnapshot.read(conn, ["p"], [])

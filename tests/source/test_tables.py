@@ -64,8 +64,8 @@ def test_attnums_skip_dropped_columns_and_missing_values_are_returned(database: 
 
 @pytest.mark.since(15, "column lists")
 def test_comments_of_tables_and_columns_are_returned(database: Database) -> None:
-    """A partitioned table has its own comment, not those of its partitions. Comments of published columns are returned
-    for names of any kind."""
+    """A partitioned table has its own comment, not the comments of its partitions. A column's comment is returned if
+    the column is published, also if the column's name needs quotes."""
     long = "x" * 100_000
     found = tables_of(
         database,
@@ -91,7 +91,7 @@ def test_comments_of_tables_and_columns_are_returned(database: Database) -> None
     assert found["bare"].comments == ()
 
 
-def test_facts_of_the_log_have_no_comments(database: Database) -> None:
+def test_catalog_facts_for_the_log_have_no_comments(database: Database) -> None:
     found = tables_of(
         database, "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t; COMMENT ON TABLE t IS 'x'"
     )
@@ -129,7 +129,7 @@ def test_the_key_is_the_one_that_identifies_rows_in_the_stream(database: Databas
     assert found["wide"].identity_key == (2, 1)
 
 
-def test_an_index_that_may_not_be_used_is_not_a_key() -> None:
+def test_a_replica_identity_index_that_may_not_be_used_is_not_a_key() -> None:
     index = Index(("a",), primary=False, identity=True, usable=False)
     assert not RowIdentity.of("i", [index]).publishable
     assert mirror_key(RowIdentity.of("i", [index]), [RowIdentity.of("i", [index])], ["a"]) == ()
@@ -163,7 +163,7 @@ def test_publications_column_lists_filters_and_operations_are_returned(database:
 
 
 @pytest.mark.since(15, "row filters")
-def test_a_filter_does_not_apply_if_another_publication_has_none(database: Database) -> None:
+def test_a_row_filter_does_not_apply_if_another_publication_has_the_table_unfiltered(database: Database) -> None:
     ddl = (
         "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t WHERE (id > 1);"
         "CREATE PUBLICATION q FOR TABLE t WHERE (id < 0); CREATE PUBLICATION r FOR TABLE t"
@@ -197,7 +197,7 @@ def test_leaves_are_listed_after_their_root(database: Database) -> None:
     )
 
 
-def test_facts_of_a_leaf_have_its_own_attnums_and_its_roots_key(database: Database) -> None:
+def test_catalog_facts_of_a_leaf_have_the_leafs_attnums_and_the_roots_key(database: Database) -> None:
     tables_of(database, PARTITIONED + "CREATE PUBLICATION p FOR TABLE r")
     with connect(database.conninfo) as conn:
         row = conn.execute("SELECT 'public.r_s'::regclass::oid, 'public.r'::regclass::oid").fetchone()
@@ -213,7 +213,7 @@ def test_facts_of_a_leaf_have_its_own_attnums_and_its_roots_key(database: Databa
         assert found[999_999].table is None
 
 
-def test_a_relation_that_is_no_longer_published_still_has_facts(database: Database) -> None:
+def test_catalog_facts_of_a_relation_that_is_not_published_are_read(database: Database) -> None:
     tables_of(database, "CREATE TABLE t (a int, id int PRIMARY KEY); CREATE PUBLICATION p")
     with connect(database.conninfo) as conn:
         row = conn.execute("SELECT 'public.t'::regclass::oid").fetchone()
@@ -270,7 +270,7 @@ def test_patterns_match_table_names(patterns: list[str], name: str, meant: bool)
 
 
 @pytest.mark.parametrize("pattern", ["", "-", "a.b.c", 'a."b'])
-def test_a_wrong_pattern_names_the_setting(pattern: str) -> None:
+def test_the_error_for_an_invalid_pattern_names_the_setting(pattern: str) -> None:
     with pytest.raises(SettingsError, match="tables"):
         TablePatterns.parse([pattern])
 

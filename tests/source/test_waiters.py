@@ -1,5 +1,5 @@
-"""A session that waits for a lock on a table during a copy gets the lock soon. A lock of pgcdc blocks neither other
-sessions nor pgcdc."""
+"""If a session requests a lock on a table that a copy reads, the copy releases the table, and the session gets the lock
+within seconds."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def snapshot_of_many_rows(database: Database) -> Iterator[tuple[psycopg.Connecti
             yield conn, snapshot, piece
 
 
-def test_ddl_between_snapshot_and_copy_blocks_nobody(database: Database) -> None:
-    """If pgcdc kept a lock, the ALTER would wait for it, the COPY for the ALTER, and all other sessions for both,
-    without end."""
+def test_ddl_between_snapshot_and_copy_blocks_no_session(database: Database) -> None:
+    """If the session that holds the snapshot kept a lock on the table, the ALTER would wait for this lock, the COPY for
+    the ALTER, and the application for the ALTER, without end."""
     with database.connect() as conn, database.connect() as migrating, database.connect() as application:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1, 'x')")
@@ -72,7 +72,7 @@ def test_ddl_between_snapshot_and_copy_blocks_nobody(database: Database) -> None
             assert not altering.is_alive()
 
 
-def test_a_copy_waits_for_a_locked_table_without_locks_and_blocks_nobody(database: Database) -> None:
+def test_a_copy_that_waits_for_a_locked_table_neither_holds_nor_requests_a_lock(database: Database) -> None:
     rows: list[bytes] = []
     with snapshot_of_many_rows(database) as (conn, snapshot, piece), database.connect() as locker:
         locker.execute("BEGIN; LOCK TABLE t")
@@ -122,8 +122,8 @@ def test_a_session_that_requests_a_lock_gets_it_while_a_copy_reads_the_table(
             waits.append(time.monotonic() - started)
             going_on.set()
             reader.join(60)
-        assert counts == [ROWS], "read again from its beginning, and whole"
-    assert waits[0] < 2, "half a second, and what a busy machine adds"
+        assert counts == [ROWS], "the interrupted piece was read again from its beginning"
+    assert waits[0] < 2, "the lock is free after half a second, or somewhat later on a busy machine"
 
 
 def test_a_copy_that_ignores_cancel_requests_is_terminated(database: Database) -> None:

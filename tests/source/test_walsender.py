@@ -302,7 +302,7 @@ def test_messages_are_not_requested_by_default() -> None:
 
 
 @pytest.mark.parametrize(("version", "by_server"), [(14, False), (15, False), (16, True), (18, True)])
-def test_the_server_leaves_out_origins_where_it_can(version: int, by_server: bool) -> None:
+def test_the_server_filters_by_origin_from_version_16(version: int, by_server: bool) -> None:
     options = PluginOptions.of(version, origins=Origins.NONE)
     assert (options.given(["p"]).get("origin") == "none") == by_server
     assert options.filters_origins is not by_server

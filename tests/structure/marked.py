@@ -1,4 +1,5 @@
-"""Makes tables whose catalog marks are written as text."""
+"""Makes tables with catalog marks, which a test writes as text. Marks are the parts of catalog rows (relfilenode, xmin)
+that show whether a table, a column or a publication was changed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pgcdc_assets.core.names import TableName
 
 
 def parsed(text: str) -> Marks:
-    """Marks of columns from a text such as ``1:7 2:7``, with the attnum and xmin of each column."""
+    """Marks from a text such as ``1:7 2:7``: for each column its attnum, and the xmin of its catalog row."""
     return tuple((int(number), int(xmin)) for number, xmin in (mark.split(":") for mark in text.split()))
 
 
@@ -22,7 +23,7 @@ def marks(
 
 
 def remarked(table: Table, columns: str | None = None, *, relfilenode: int | None = None, **others: Any) -> Table:
-    """The table with different marks."""
+    """The table with these marks. Marks that are not given stay unchanged."""
     files = table.marks.files if relfilenode is None else replace(table.marks.files, relfilenode=relfilenode)
     rows = table.marks.columns if columns is None else parsed(columns)
     return replace(table, marks=replace(table.marks, files=files, columns=rows, **others))

@@ -71,11 +71,14 @@ SWAPPED = table(ID, Column(2, "b", INT), Column(3, "a", INT), copied=3, former=(
         (SWAPPED, message(TOLD_ID, of("a", attnum=3), of("b", attnum=2), live=(1, 2, 3)), (1, 2, 3)),
         (SWAPPED, message(TOLD_ID, of("b", attnum=2), of("a", attnum=3), live=(1, 2, 3)), (1, 2, 3)),
     ],
-    ids=["old name, asked before", "old name, asked after", "new name", "a name in between", "another type",
-         "not yet, asked before", "not yet, asked after", "there now", "there now, under a name in between",
-         "one that must be there is not", "dropped since, asked after", "dropped since, asked before", "dropped",
-         "the first one of this name", "either of this name", "the dropped one may have had the name for a while",
-         "the second one has another type", "the first one has another type", "swapped since, asked after", "swapped"],
+    ids=["renamed later, catalog read before", "renamed later, catalog read after", "new name",
+         "name between old and new name", "new name with another type",
+         "column added later, catalog read before", "column added later, catalog read after", "added column",
+         "added column under an earlier name", "without a column of the copy",
+         "column dropped later, catalog read after", "column dropped later, catalog read before", "column dropped",
+         "first of two columns of one name", "either of two columns of one name",
+         "new column, or the dropped column under its name", "second of two columns, by its type",
+         "first of two columns, by its type", "names swapped later, catalog read after", "names swapped"],
 )  # fmt: skip
 def test_a_relation_message_has_at_most_one_interpretation(
     known: Table, told: Shape, columns: tuple[int | None, ...] | None
@@ -87,7 +90,7 @@ def test_a_column_added_and_dropped_between_catalog_checks_is_ignored() -> None:
     assert aligned(table(ID, A, copied=2), message(TOLD_ID, of("a", attnum=2), of("x"), live=(1, 2))) == (1, 2, None)
 
 
-def test_a_dropped_column_that_the_catalog_still_showed_is_ignored() -> None:
+def test_an_unknown_column_dropped_after_its_relation_message_was_recorded_is_ignored() -> None:
     told = message(TOLD_ID, of("a", attnum=2), of("x", attnum=3), live=(1, 2, 3))
     known = replace(table(ID, A, copied=2), attnums_given=3)
     assert aligned(known, told) == (1, 2, None)
@@ -99,7 +102,7 @@ def test_a_dropped_column_may_have_had_the_name_of_a_later_column() -> None:
     assert aligned(known, message(TOLD_ID, of("a", attnum=2), of("c", attnum=4), live=(1, 2, 4))) is None
 
 
-def test_rows_older_than_a_column_have_its_default_for_older_rows() -> None:
+def test_rows_from_before_a_column_was_added_have_the_columns_default() -> None:
     told = message(TOLD_ID, of("a", attnum=2), live=(1, 2))
     assert table_of_rows(ADDED, told, after=Lsn(99)) is ADDED
     route = Route.of(told, ADDED, None, alignment(ADDED, told, Lsn(99)))
@@ -123,7 +126,7 @@ def test_an_earlier_type_of_a_column_is_accepted_if_its_text_form_is_the_same() 
     assert found.reason == "the type of column 'a' changed from int4 to text"
 
 
-def test_a_column_that_the_mirror_lacks_waits_for_the_next_catalog_check() -> None:
+def test_a_new_column_is_refused_if_other_columns_have_changed_since_the_copy() -> None:
     told = message(TOLD_ID, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
     found = table_of_rows(RENAMED, told, after=Lsn(1))
     assert isinstance(found, Unreadable)
@@ -132,7 +135,8 @@ def test_a_column_that_the_mirror_lacks_waits_for_the_next_catalog_check() -> No
 
 @pytest.mark.parametrize("identity", ["d", "f"])
 def test_a_relation_message_with_another_key_is_refused(identity: ReplicaIdentity) -> None:
-    """The key in the message is compared. If the message has no key, the key in the catalog is compared."""
+    """The mirror's key is compared with the key columns that the message flags. Under REPLICA IDENTITY FULL, the flags
+    do not show the key, so the mirror's key is compared with the key in the catalog."""
     columns = (replace(TOLD_ID, key=False), replace(of("b", attnum=2), key=True))
     told = replace(message(*columns, live=(1, 2)), key_attnums=(2,), key=("b",), replica_identity=identity)
     found = table_of_rows(RENAMED, told, after=Lsn(1))
@@ -141,7 +145,7 @@ def test_a_relation_message_with_another_key_is_refused(identity: ReplicaIdentit
 
 
 def test_the_key_columns_are_those_that_the_message_flags() -> None:
-    """At the time of the catalog check, the catalog showed a different key."""
+    """The catalog was read later than the message was sent, and already showed a different key."""
     told = replace(message(TOLD_ID, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
     assert table_of_rows(RENAMED, told, after=Lsn(1)) == RENAMED
     assert table_of_rows(RENAMED, told, after=Lsn(1 << 40)) == RENAMED
@@ -172,16 +176,16 @@ def test_rows_of_a_leaf_are_read_with_the_columns_of_its_root() -> None:
     assert isinstance(table_of_rows(known, gone, after=Lsn(99)), Unreadable), "a leaf that the mirror does not have"
 
 
-def test_a_later_check_of_leaves_does_not_change_how_columns_are_read() -> None:
-    """Rows above the LSN of the check that showed the columns are read by column name, even if partitions are added or
-    removed later."""
+def test_added_or_removed_leaves_do_not_change_how_columns_are_read() -> None:
+    """Rows above the LSN at which a catalog check showed the current columns are read by column name. This stays so if
+    a later check shows that partitions were added or removed."""
     known = _parted(MADE_ANEW)
     told = _of_leaf(TOLD_ID, of("a", attnum=3), live=(1, 3))
     assert isinstance(table_of_rows(known, told, after=Lsn(99)), Unreadable)
     assert table_of_rows(known, told, after=Lsn(100)) is known
     assert alignment(known, told, Lsn(100)) is None
     unchanged = _parted(MADE_ANEW, since=0)
-    assert table_of_rows(unchanged, told, after=Lsn(1)) is unchanged, "leaves alone came and went"
+    assert table_of_rows(unchanged, told, after=Lsn(1)) is unchanged, "only the leaves have changed"
 
 
 def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
@@ -227,4 +231,4 @@ def test_a_new_column_of_a_leaf_with_fewer_columns_has_the_attnum_of_its_root() 
                                   lineage=None, leaves=()))  # fmt: skip
     after = table_of_rows(known, told, facts, after=Lsn(300))
     assert isinstance(after, Table)
-    assert after.columns[-1] == replace(new, attnum=5), "the fourth was dropped before the leaf was made"
+    assert after.columns[-1] == replace(new, attnum=5), "the root had dropped a fourth column before"

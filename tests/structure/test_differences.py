@@ -159,7 +159,7 @@ def test_a_change_that_the_stream_does_not_carry_is_a_difference(watched: Watche
     assert [(done, watched(done)) for done, _ in NOT_CARRIED] == list(NOT_CARRIED)
 
 
-def test_operations_removed_from_the_publication_and_added_back_mean_republished(watched: Watched) -> None:
+def test_operations_removed_from_the_publication_and_added_back_are_a_difference(watched: Watched) -> None:
     found = watched("ALTER PUBLICATION p SET (publish = 'insert'); ALTER PUBLICATION p SET (publish = "
                     "'insert, update, delete, truncate')")  # fmt: skip
     assert set(found) == {(name, Difference.REPUBLISHED) for name in ("t", "keyless", "r", "deep", "doubled")}
@@ -174,14 +174,14 @@ def test_a_column_that_is_no_longer_generated_is_a_difference(watched: Watched, 
 
 
 @pytest.mark.since(15, "row filters")
-def test_a_new_row_filter_means_republished(watched: Watched) -> None:
+def test_a_new_row_filter_is_a_difference(watched: Watched) -> None:
     assert watched("ALTER PUBLICATION p SET TABLE t WHERE (id > 5), keyless, r, deep, doubled") == [
         ("t", Difference.REPUBLISHED)
     ]
 
 
 @pytest.mark.since(15, "publications of schemas")
-def test_a_schema_removed_from_the_publication_and_added_back_means_republished(database: Database) -> None:
+def test_a_schema_removed_from_the_publication_and_added_back_is_a_difference(database: Database) -> None:
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLES IN SCHEMA public")
         before = read_tables(conn, ["p"])
@@ -276,8 +276,8 @@ def test_a_column_added_to_a_row_type_is_a_difference(database: Database) -> Non
 @pytest.mark.parametrize("publication", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
 @pytest.mark.since(15, "publications of schemas")
 def test_a_table_set_unlogged_and_logged_again_has_new_files(database: Database, publication: str) -> None:
-    """PostgreSQL refuses SET UNLOGGED for a table that a publication lists, but allows it with these publications.
-    VACUUM FULL, TRUNCATE and GRANT are no difference."""
+    """PostgreSQL refuses SET UNLOGGED only for a table that a publication lists by name. VACUUM FULL, TRUNCATE, CLUSTER
+    and GRANT are no difference."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
@@ -294,11 +294,12 @@ def test_a_table_set_unlogged_and_logged_again_has_new_files(database: Database,
 @pytest.mark.parametrize("done", ["ALTER TABLE t SET UNLOGGED; INSERT INTO t VALUES (1); ALTER TABLE t SET LOGGED",
                                   "TRUNCATE t", "VACUUM FULL t"])  # fmt: skip
 @pytest.mark.since(15, "publications of schemas")
-def test_new_files_without_a_toast_table_are_always_a_difference(
+def test_new_files_of_a_table_without_a_toast_table_are_a_difference_if_it_is_not_listed(
     database: Database, publication: str, done: str
 ) -> None:
-    """All three statements leave the same traces in the catalog, so each causes a copy, unless a publication lists the
-    table itself."""
+    """If a table has no TOAST table, the catalog looks the same after each of these statements. Only SET UNLOGGED hides
+    changes from the stream, but pgcdc must copy the table after each of them. If a publication listed the table by
+    name, PostgreSQL would refuse SET UNLOGGED, and new files would be no difference."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY, v text)")
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
@@ -345,9 +346,9 @@ def test_a_table_that_lost_its_last_partition_is_still_published(database: Datab
 
 @pytest.mark.parametrize("table", ["t", "listed"])
 @pytest.mark.parametrize("done", ["TRUNCATE {}", "TRUNCATE {}; INSERT INTO {} VALUES (7)", "VACUUM FULL {}"])
-def test_new_files_are_a_difference_where_truncate_is_not_published(database: Database, table: str, done: str) -> None:
-    """New files of such tables normally mean a harmless rewrite: one table has a TOAST table, the other is listed in
-    the publication. Here they may also mean a TRUNCATE, which is not published."""
+def test_new_files_are_a_difference_if_truncate_is_not_published(database: Database, table: str, done: str) -> None:
+    """New files alone are usually no difference for a table with a TOAST table (t), or for a partition that the
+    publication lists by name (listed). Here they may come from a TRUNCATE, which the stream does not contain."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE r (id int, v text) PARTITION BY LIST "
                      "(id); CREATE TABLE listed PARTITION OF r FOR VALUES IN (7)")  # fmt: skip
@@ -377,8 +378,8 @@ CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); ALTER TABLE r1 REPLICA IDENTIT
 
 @pytest.mark.parametrize("publication", PUBLICATIONS)
 def test_leaves_that_are_not_decoded_are_not_part_of_the_mirror(database: Database, publication: str) -> None:
-    """A new leaf that cannot be decoded is no difference. A known leaf that becomes such a leaf counts as lost. A leaf
-    that can be decoded again counts as new."""
+    """A new leaf that logical decoding does not cover, such as an UNLOGGED leaf, is no difference. A leaf that is SET
+    LOGGED counts as a new partition of the table. A leaf that is SET UNLOGGED counts as a lost partition."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(OUTSIDE)
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
@@ -395,7 +396,7 @@ def test_leaves_that_are_not_decoded_are_not_part_of_the_mirror(database: Databa
         )
         assert refusal(root) is None
         assert [leaf.name.name for leaf in root.leaves] == ["r1"]
-        assert root.multiset, "a leaf outside has no part in the choice of the key"
+        assert root.multiset, "a leaf that is not decoded does not affect the choice of the key"
         assert [(one.name.name, one.why) for one in root.outside] == [
             ("r2", "is a foreign table"), ("r3", "is UNLOGGED"),
             ("r4", "has the table access method columnar, which logical decoding does not cover"),
@@ -404,7 +405,7 @@ def test_leaves_that_are_not_decoded_are_not_part_of_the_mirror(database: Databa
         assert {one.what for one in findings if one.thing == "table public.r"} >= {str(one) for one in root.outside}
         assert set(stored_tables(conn, [root.oid])) == {root.oid, *(leaf.oid for leaf in root.leaves)}
         refused = _without_identity(conn, read_published(conn, ["p"], unread=True))
-        assert {name.name for name in refused} == {"r4"}, "PostgreSQL takes updates of foreign and unlogged tables"
+        assert {name.name for name in refused} == {"r4"}, "foreign and unlogged tables need no replica identity"
         snapshot = CatalogSnapshot.read(conn, ["p"], ())
         user.execute("ALTER TABLE r3 SET LOGGED; ALTER TABLE r3 REPLICA IDENTITY FULL")
         assert not snapshot.is_current(conn)
@@ -438,7 +439,7 @@ def test_a_table_moved_out_of_the_published_schema_and_back_is_a_difference(data
 
 
 @pytest.mark.parametrize("via_root", ["false", "true"])
-def test_a_partition_whose_detach_was_interrupted_is_lost(database: Database, via_root: str) -> None:
+def test_a_partition_whose_detach_was_interrupted_counts_as_lost(database: Database, via_root: str) -> None:
     """DETACH CONCURRENTLY has two steps. After the first step, queries of the root table do not see the partition's
     rows."""
     with connect(database.conninfo) as conn, database.connect() as user, database.connect() as reader:

@@ -1,4 +1,4 @@
-"""Which Relation messages can be applied to a mirror whose copy had a different structure."""
+"""Whether rows can be applied to a mirror if their Relation message shows a different structure than the mirror has."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_change_that_cannot_be_followed_is_refused_with_its_reason(
 def test_a_relation_with_another_key_is_refused() -> None:
     flagged = (replace(ID, key=False), replace(B, key=True), N)
     assert "the key changed from (id) to (b)" in reason(table_of_rows(TABLE, shape(*flagged, key=("id",))))
-    assert table_of_rows(TABLE, shape(ID, B, N, key=("b",))) is TABLE, "the catalog was asked later"
+    assert table_of_rows(TABLE, shape(ID, B, N, key=("b",))) is TABLE, "the catalog was read after the message was sent"
     full = shape(*(replace(column, key=True) for column in (ID, B, N)), key=("b",), identity="f")
     assert "the key changed from (id) to (b)" in reason(table_of_rows(TABLE, full))
 

@@ -33,12 +33,13 @@ INSERT INTO t (id, a, k, v, n, m) SELECT i, i, i, 'x', 1, 'ok' FROM generate_ser
 INSERT INTO keyless SELECT generate_series(1, 100); INSERT INTO p SELECT i, 1 FROM generate_series(1, 100) AS i
 """
 SMALL, LARGE = Rules("rewrite", 1 << 40), Rules("rewrite", 1)
-"""Settings under which each table is small or large, compared with ``recopy_bytes``."""
+"""Rules with such a high ``recopy_bytes`` that every table is small, and with such a low one that every table is
+large."""
 OUTCOMES: Final[dict[tuple[type[Verdict], type[Verdict]], str]] = {
     (Stay, Stay): "nothing", (Reshape, Reshape): "follows", (AfterRows, AfterRows): "follows",
     (Recopy, SetAside): "copied", (Recopy, Recopy): "copied, any size",
 }  # fmt: skip
-"""The outcome by the verdict on a small table and on a large table."""
+"""The outcome as the page words it, by two verdicts: on the table if it is small, and if it is large."""
 
 
 def test_each_example_has_its_outcome(database: Database, pg_version: int) -> None:

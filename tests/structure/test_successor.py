@@ -133,7 +133,7 @@ INSERTS = replace(T, key=(), updates_seen=False)
 
 
 @pytest.mark.parametrize("before", [UNKEYED, INSERTS], ids=["whole rows", "inserts only"])
-def test_a_table_without_a_key_is_copied(before: Table) -> None:
+def test_a_changed_table_without_a_key_is_copied(before: Table) -> None:
     more = table(ID, A, Column(3, "c", INT, True, missing="5"))
     now = replace(before, columns=more.columns, marks=more.marks)
     assert obstacle(before, now) == "it has no key"
@@ -159,8 +159,8 @@ P, MORE = parted(T, leaf(1), leaf(2)), table(ID, A, Column(3, "c", INT, True, mi
 
 
 def test_columns_known_from_row_messages_do_not_count_as_copied() -> None:
-    """Row messages have shown the column. Rows of other partitions may still have been written before the column
-    existed."""
+    """Row messages of one partition have shown a new column. Rows of other partitions may still be from before the
+    column existed, so ``copied``, the highest attnum that the copy contained, stays 2."""
     before = replace(P, columns=(*P.columns, Column(3, "c", INT)), attnums_given=2)
     found = goes_on(parted(MORE, leaf(1), leaf(2)), before)
     assert found.lineage is not None
@@ -170,7 +170,7 @@ def test_columns_known_from_row_messages_do_not_count_as_copied() -> None:
 def test_unchanged_partitions_need_no_copy() -> None:
     found = goes_on(parted(MORE, leaf(1), leaf(2, name="renamed")), P)
     assert found.lineage == Lineage(1, 2, 50, restructured=1, columns_since=50)
-    assert found.leaves == P.leaves, "the mirror has rows under the name that a leaf had"
+    assert found.leaves == P.leaves, "the mirror keeps the name that the leaf had when it was copied"
     assert found.structure == "1@32"
     assert Table.from_json(found.to_json()) == found
 
@@ -212,14 +212,14 @@ def test_a_partition_created_after_a_dropped_column_needs_no_copy() -> None:
     more = table(ID, Column(3, "b", INT), Column(4, "c", INT, True, missing="5"))
     assert goes_on(parted(more, *before.leaves), before).leaves == before.leaves
     gone = parted(table(ID, Column(4, "c", INT)), leaf(1), leaf(2, numbering=((1, 0), (3, 1))))
-    assert goes_on(gone, before).leaves == before.leaves, "what it was told first holds of columns that went since, too"
+    assert goes_on(gone, before).leaves == before.leaves, "the leaf's first numbering stays"
     assert [before.leaves[1].at_root(attnum) for attnum in (1, 2, 3)] == [1, 3, 4]
     assert [before.leaves[1].of_root(attnum) for attnum in (1, 3, 4)] == [1, 2, 3]
 
 
 def test_changes_of_columns_and_of_leaves_are_counted_separately() -> None:
-    """Added or removed leaves do not change how rows are read. Changes of columns do not change which leaves were
-    removed."""
+    """Each change raises the lineage's ``number``. Adding or removing leaves keeps ``restructured`` and
+    ``columns_since``, which decide how rows are read. A change of columns keeps ``left``, the removed leaves."""
     once = with_leaves(P, parted(T, leaf(2), leaf(3)), Lsn(50))
     assert (once.structure, once.columns_since) == ("0", None)
     twice = goes_on(parted(MORE, leaf(2), leaf(3)), once, since=60)

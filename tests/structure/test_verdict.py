@@ -1,4 +1,4 @@
-"""The decision about a mirror whose table has changed in the catalog, one situation per case."""
+"""What pgcdc does with a mirror after its table has changed in the catalog. Each case is one situation."""
 
 from __future__ import annotations
 
@@ -52,48 +52,48 @@ def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Ver
 @pytest.mark.parametrize(
     ("record", "now", "rules", "said"),
     [
-        pytest.param(FOLLOWED, T, REWRITE, Stay(), id="as before"),
+        pytest.param(FOLLOWED, T, REWRITE, Stay(), id="unchanged"),
         pytest.param(FOLLOWED, remarked(T, relfilenode=6), REWRITE, Stay(), id="truncated"),
         pytest.param(FOLLOWED, REGAINED, REWRITE, Recopy("its publication was changed or created again, or lacked "
-                     "the table for some time: changes may be missing"), id="publication regained"),
+                     "the table for some time: changes may be missing"), id="published again"),
         pytest.param(ASIDE, REGAINED, REWRITE, Recopy("its publication was changed or created again, or lacked "
-                     "the table for some time: changes may be missing"), id="publication regained, set aside"),
+                     "the table for some time: changes may be missing"), id="set aside, published again"),
         pytest.param(FOLLOWED, replace(T, oid=2), WORD, Recopy("was dropped and created again"), id="created again"),
         pytest.param(FOLLOWED, TRUNCATED_UNTOLD, REWRITE, Recopy("public.t has new files, and the catalog does not "
                      "show why: changes may be missing", restructured=True), id="new files"),
         pytest.param(replace(FOLLOWED, refused=True, state=TableState.SET_ASIDE), T, REWRITE,
-                     Recopy("can be mirrored now"), id="could not be mirrored until now"),
+                     Recopy("can be mirrored now"), id="can be mirrored for the first time"),
         pytest.param(ASIDE, T, REWRITE, Later(), id="set aside"),
-        pytest.param(ASIDE, RENAMED, REWRITE, Later(), id="set aside, and has other columns"),
+        pytest.param(ASIDE, RENAMED, REWRITE, Later(), id="set aside, columns changed"),
         pytest.param(replace(ASIDE, table=P), replace(P, leaves=(P1, P2)), REWRITE,
-                     Recopy("has a new partition public.p12"), id="set aside, and got a partition"),
-        pytest.param(replace(FOLLOWED, reshaping=True), RENAMED, REWRITE, Later(), id="is being changed"),
+                     Recopy("has a new partition public.p12"), id="set aside, partition added"),
+        pytest.param(replace(FOLLOWED, reshaping=True), RENAMED, REWRITE, Later(), id="reshape not finished"),
         pytest.param(FOLLOWED, RENAMED, REWRITE, Reshape(BY_ROWS), id="column renamed"),
-        pytest.param(FOLLOWED, RENAMED, WORD, SetAside(BY_ROWS), id="column renamed, waits for a word"),
+        pytest.param(FOLLOWED, RENAMED, WORD, SetAside(BY_ROWS), id="column renamed, set_aside"),
         pytest.param(FOLLOWED, replace(LARGE, pages=1), REWRITE, Recopy(f"{BY_ROWS}, its key changed",
                      restructured=True), id="key dropped"),
-        pytest.param(FOLLOWED, LARGE, REWRITE, SetAside(TOO_LARGE), id="key dropped, and large"),
+        pytest.param(FOLLOWED, LARGE, REWRITE, SetAside(TOO_LARGE), id="key dropped, large table"),
         pytest.param(PARTED, replace(P, leaves=()), REWRITE, Reshape("lost partition public.p11", leaves=True),
                      id="partition lost"),
         pytest.param(PARTED, replace(P, leaves=(P1, P2)), REWRITE, Recopy(
                      "has a new partition public.p12, with rows in it", restructured=True), id="partition with rows"),
-        pytest.param(STRAY, T, REWRITE, Recopy("a partition came"), id="rows of a partition that went"),
+        pytest.param(STRAY, T, REWRITE, Recopy("a partition came"), id="rows of an unknown partition"),
         pytest.param(ATTACHED, RENAMED, REWRITE, Recopy("it was a partition for a while"),
-                     id="rows that came as rows of another table"),
-        pytest.param(MOVING, RENAMED, REWRITE, Later(), id="table renamed, and a column"),
+                     id="rows from when the table was a partition"),
+        pytest.param(MOVING, RENAMED, REWRITE, Later(), id="table and column renamed"),
         pytest.param(MOVING, replace(T, oid=2), REWRITE, Recopy("was dropped and created again"),
                      id="table renamed and created again"),
-        pytest.param(UNREAD, T, WORD, SetAside("column 'b' was dropped"), id="rows that cannot be read, by word"),
+        pytest.param(UNREAD, T, WORD, SetAside("column 'b' was dropped"), id="rows that cannot be read, set_aside"),
         pytest.param(UNREAD, T, REWRITE, Reshape("column 'b' was dropped"), id="rows that cannot be read"),
         pytest.param(RESHAPED, T, REWRITE, Recopy("column 'b' was dropped", restructured=True),
                      id="rows that the newest structure cannot read"),
         pytest.param(FOLLOWED, ADDED, REWRITE, AfterRows('has a new column "c"'), id="column added"),
-        pytest.param(FOLLOWED, ADDED, WORD, Later(), id="column added: rows bring it"),
+        pytest.param(FOLLOWED, ADDED, WORD, Later(), id="column added, set_aside"),
         pytest.param(replace(FOLLOWED, table=replace(T, key=())), replace(ADDED, key=()), REWRITE, Recopy(
                      'has a new column "c" (it has no key)', restructured=True), id="column added, without a key"),
     ],
 )  # fmt: skip
-def test_each_situation_has_its_decision(record: TableRecord, now: Table, rules: Rules, said: Verdict) -> None:
+def test_the_decision_depends_on_the_situation(record: TableRecord, now: Table, rules: Rules, said: Verdict) -> None:
     assert decided(record, now, rules) == said
 
 
@@ -107,7 +107,7 @@ def test_a_new_partition_without_rows_needs_no_copy() -> None:
     assert said == Reshape("has a new partition public.p12", leaves=True)
 
 
-@pytest.mark.parametrize("now", [RENAMED, ADDED, T], ids=["renamed", "added", "as before"])
+@pytest.mark.parametrize("now", [RENAMED, ADDED, T], ids=["renamed", "added", "unchanged"])
 def test_while_applying_is_paused_the_decision_is_left_to_a_later_catalog_check(now: Table) -> None:
     assert decided(FOLLOWED, now, REWRITE, paused=True) == Later()
 

@@ -12,7 +12,7 @@ INSERT INTO t SELECT g, 'v' || g, repeat(md5(g::text), 200) FROM generate_series
 
 
 def _begin_order_is_not_commit_order(rig: Rig, schema: str) -> None:
-    """The transaction that begins and writes first commits last. Both transactions finally write the same row."""
+    """The transaction that begins and writes first commits last. Both transactions also update the row with id 0."""
     assert rig.settings.source is not None
     with psycopg.connect(rig.settings.source) as first, psycopg.connect(rig.settings.source) as second:
         for conn, rows in ((first, (1, 2)), (second, (3, 4)), (first, (5,))):

@@ -98,7 +98,7 @@ def play(rig: Rig, traps: Sequence[Trap], *, together: bool) -> Played:
                 _do(rig, trap.name, step)
         if not together and number < most - 1:
             played.reasons |= _aside(rig)
-    # Setup publishes tables that were created again. They are part of the same turn.
+    # Setup publishes the tables that were dropped and created again, so the next sync also follows them.
     rig.setup()
     played.reasons |= _aside(rig)
     for trap in traps:

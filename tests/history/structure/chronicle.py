@@ -61,9 +61,9 @@ Tables = Mapping[str, Contents]
 @dataclass(frozen=True)
 class _Entry:
     first: int
-    """The number of the last message whose commit is at or before the change."""
+    """The number of a message. The change was committed together with this message or after it."""
     last: int
-    """The number of the first message whose commit is at or after the change."""
+    """The number of a message. The change was committed together with this message or before it."""
     tables: Tables
     partial: bool
     """Whether the publication excluded inserts, updates or deletes at that time."""

@@ -62,7 +62,8 @@ SIZE = 8
 """Number of stories in a cohort. The first copy of their tables is the most expensive part, with about 0.3 s a
 table."""
 TEMPO = 0.3
-"""Seconds after each step in which a concurrent sync may publish points."""
+"""How many seconds the writer waits after each step if a sync follows, so that the sync can publish a point between two
+steps."""
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Cohort:
 
     @property
     def silent(self) -> list[Player]:
-        """The players of the failed stories, which have a difference without a report."""
+        """The players of the failed stories: a table differs from the source or is missing, and nothing reports it."""
         return [player for player in self.players if player.silences]
 
     @property
@@ -159,8 +160,8 @@ class Cohort:
             player.told.append(f"-- run to {newest.replay_lsn if newest else None}, copies {names} again")
         self._note(self.judge.judge())
         if self.kind.scope != "tables" and self.judge.chronicle.partial:
-            # The publication, which all stories share, excludes some changes. Setup would repair only a publication of
-            # its own.
+            # A story has excluded some kinds of changes from the publication that all stories share. Setup repairs only
+            # a publication that it created itself.
             self._execute(f"ALTER PUBLICATION {self.settings.publication} SET (publish = '{ALL_KINDS}')")
             self.judge.chronicle.announce(self.judge.chronicle.conn)
             self.judge.chronicle.committed(())
@@ -184,7 +185,7 @@ class Cohort:
             following.stop()
 
     def _set_aside(self) -> list[TableName]:
-        """Tables that were set aside and are published. Other tables cannot be copied."""
+        """Tables that were set aside and are published. Without a publication, a table cannot be copied."""
         conn = self.judge.chronicle.conn
         names = publication_names(conn, self.settings)
         published = {table.name for table in read_tables(conn, names, self.settings.tables)}

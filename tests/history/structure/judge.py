@@ -58,7 +58,7 @@ class Judge:
     listed: int = 0
     """How many tables were compared with the source, over all points."""
     told: Counter[str] = field(default_factory=Counter)
-    """How often a table was not listed after a sync, by the kind of report about it."""
+    """How often a table was missing from the newest point after a sync, by what ``status`` said about the table."""
     _inserts_only: set[TableName] = field(default_factory=set)
     """Tables of which ``status`` said, at the last comparison, that their updates and deletes are not seen."""
     _known: set[TableName] = field(default_factory=set)
@@ -129,8 +129,8 @@ class Judge:
         return None
 
     def _may_lack(self, name: TableName) -> bool:
-        """Whether the mirror may lack a new column without values until the first row message that contains this
-        column."""
+        """Whether the mirror may lack a new column of the table until the first row message with this column arrives.
+        Until then, the column must be NULL in all rows of the source."""
         row = TableStates(self.settings.layout).get(name)
         table = None if row is None else row.table
         return table is None or table.multiset or any(leaf.numbering is None for leaf in table.leaves)

@@ -14,7 +14,7 @@ ODD_TEXTS = {"LATIN1": "ÿ ü", "WIN1252": "€ “ü”", "EUC_JP": "日本語 
 """By server encoding: a text with non-ASCII characters, used instead of a text that only UTF8 can encode."""
 
 _MANY = 400
-"""Rows of about 200 bytes. Together they exceed the smallest ``logical_decoding_work_mem``, 64 kB."""
+"""Number of rows, with about 200 bytes each. Together they exceed the smallest ``logical_decoding_work_mem``, 64 kB."""
 
 
 def write(conn: psycopg.Connection[Any], table: Table, chance: random.Random) -> None:

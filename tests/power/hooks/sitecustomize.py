@@ -15,8 +15,8 @@ from typing import Any
 
 JOURNAL = os.environ.get("PGCDC_TEST_SYNCS")
 GONE = ".gone"
-"""Suffix of the marker file next to the file with the recorded fsyncs. While the marker exists, new processes cannot
-fsync either."""
+"""Suffix of the file that marks a power cut. It is next to the file with the recorded fsyncs. While it exists, each
+fsync fails, also in processes that start later."""
 _fsync = os.fsync
 
 
