@@ -77,10 +77,11 @@ def is_embedded(settings: Settings) -> bool:
     unset = f"neither PGCDC_SOURCE nor `source` in {SETTINGS_FILE} is set"
     if saved:
         raise WrongSource(
-            f"{unset}; {saved[0].thing} was set up for {saved[0]}", do="set one of the two to that source"
+            f"{unset}, but {saved[0].thing} was set up for {saved[0]}",
+            do=f"set PGCDC_SOURCE, or `source` in {SETTINGS_FILE}, to that source",
         )
     raise WrongSource(
-        unset, do="set one of the two to your database, like PGCDC_SOURCE='host=db.example.org dbname=shop "
+        unset, do="set PGCDC_SOURCE or `source` to your database, like PGCDC_SOURCE='host=db.example.org dbname=shop "
                   f"user=replicator', or to `{EMBEDDED}` for a PostgreSQL with a sample shop",
     )  # fmt: skip
 

@@ -86,7 +86,7 @@ def compare_sides(source: SourceSide, mirror: MirrorSide, read: SourceDigests | 
 def _of_inserts_only(report: TableReport) -> str | None:
     if report.updates_seen:
         return None
-    told = "its updates and deletes are not applied"
+    told = "updates and deletes of this table are not applied"
     if report.equal:
         return told
     if report.explained:

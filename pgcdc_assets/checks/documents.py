@@ -20,7 +20,7 @@ class DecodedDocument(TypedDict):
     total_txns: int
     """Decoded transactions."""
     total_bytes: int
-    """Bytes of their changes."""
+    """Bytes of the changes of these transactions."""
     spill_txns: int
     """Transactions that the source wrote to its disk and read again."""
     spill_bytes: int
@@ -45,9 +45,9 @@ class SlotDocument(TypedDict):
     active_pid: int | None
     """The server process that reads the slot."""
     restart_lsn: str | None
-    """The server keeps the WAL from here on."""
+    """The server keeps the WAL above this LSN for the slot."""
     confirmed_flush_lsn: str | None
-    """The end of what pgcdc has confirmed."""
+    """The LSN up to which pgcdc has confirmed that changes are durable."""
     wal_status: str | None
     """``reserved``, ``extended``, ``unreserved`` or ``lost``."""
     safe_wal_size: int | None
@@ -63,7 +63,7 @@ class SlotDocument(TypedDict):
     invalidation_reason: str | None
     """Why the server invalidated the slot. Null if it is valid."""
     inactive_since: str | None
-    """Since when no process reads the slot."""
+    """The time since which no process has read the slot."""
     failover: bool | None
     """Whether the server synchronizes the slot to standbys."""
     synced: bool | None
@@ -79,18 +79,18 @@ class OldestDocument(TypedDict):
     """The oldest transaction in progress."""
 
     xid: int
-    """Its transaction id."""
+    """The transaction's ID."""
     lsn: str
-    """Where its first received part begins."""
+    """The LSN at which the first received part begins."""
     age_seconds: float
-    """Time since its first part was received."""
+    """Time since the first part was received."""
 
 
 class InProgressDocument(TypedDict):
     """Transactions that have not ended, and of which the receiver has already received a part."""
 
     transactions: int
-    """Their number."""
+    """The number of these transactions."""
     bytes: int
     """Size of the messages of these transactions in the lake."""
     oldest: OldestDocument
@@ -102,20 +102,20 @@ class PreparedDocument(TypedDict):
     gid: str
     """The global transaction identifier that PREPARE TRANSACTION gave."""
     xid: int
-    """Its transaction id."""
+    """The transaction's ID."""
     lsn: str
-    """Where the record of its PREPARE TRANSACTION ends."""
+    """The end of the WAL record of PREPARE TRANSACTION."""
     prepared: str
-    """When it was prepared."""
+    """When the transaction was prepared."""
     changes: int
-    """The number of its row changes."""
+    """The number of row changes in the transaction."""
 
 
 class HoldDocument(TypedDict):
     """A running ``verify``, for which the sync makes a consistent point."""
 
     by: str
-    """The process that asks for the point."""
+    """The process that runs ``verify``."""
     lsn: str | None
     """The LSN of the point. Null until ``verify`` has taken its snapshot of the source."""
 
@@ -166,7 +166,7 @@ class FailureDocument(TypedDict):
     command: str
     """The command that failed, like ``sync``."""
     at: str
-    """When it failed."""
+    """When the command failed."""
     what: str
     """What happened."""
     thing: str | None
@@ -183,16 +183,16 @@ class UnderWayDocument(TypedDict):
     command: str
     """The command that runs, like ``sync``."""
     pid: int
-    """Its process."""
+    """The command's process."""
     began: str
-    """When it began."""
+    """When the command began."""
 
 
 class OutcomeDocument(TypedDict):
     """How the last operation of one kind ended."""
 
     succeeded_at: str | None
-    """For ``follow``: when a point last contained the whole log."""
+    """The end of the last success. For ``follow``: when the mirrors last contained the whole change log."""
     failed: FailureDocument | None
     """The last failure after ``succeeded_at``."""
     under_way: UnderWayDocument | None
@@ -213,7 +213,7 @@ class StatusDocument(TypedDict):
     transform_lsn: str | None
     """All transactions that end at or below this LSN are durable in the change log."""
     replay_lsn: str | None
-    """The lowest position of the followed tables."""
+    """The lowest ``replay_lsn`` of the followed tables."""
     lag_bytes: int | None
     """WAL of the source above ``replay_lsn``."""
     lag_seconds: float | None
@@ -263,7 +263,7 @@ class SyncDocument(TypedDict):
     """What ``pgcdc sync --json`` prints."""
 
     ok: bool
-    """Whether no table was left behind. The exit code is then 0, otherwise 3."""
+    """Whether ``set_aside``, ``changed`` and ``left`` are empty. The exit code is then 0, otherwise 3."""
     start_lsn: str
     """``replay_lsn`` at the run's start."""
     replay_lsn: str
@@ -272,7 +272,7 @@ class SyncDocument(TypedDict):
     """The end of the change log."""
     copied: list[CopiedDocument]
     turns: int
-    """Passes over new changes."""
+    """How many times new changes were applied to the mirrors."""
     transactions: int
     """Applied transactions."""
     rows: int
@@ -331,13 +331,13 @@ class MaintainDocument(TypedDict):
     ok: bool
     """Whether no mirror failed. The exit code is then 0, otherwise 1."""
     log_start: str
-    """Where the change log begins now."""
+    """The LSN at which the change log begins after the maintenance."""
     oldest_point: str | None
-    """``Lake.at`` reads this LSN and every higher LSN."""
+    """The lowest LSN that ``Lake.at`` can read."""
     log_files: int
     """Deleted files of the change log."""
     feed_files: int
-    """Deleted or merged files of change feeds."""
+    """Files of change feeds that were deleted, or replaced by a merged file."""
     points: int
     """Deleted consistent points."""
     optimized: list[str]
@@ -347,11 +347,11 @@ class MaintainDocument(TypedDict):
     deleted_files: int
     """Deleted files of mirrors."""
     deleted_bytes: int
-    """Their size."""
+    """Size of the deleted files of mirrors."""
     runs: int
     """Deleted runs of Dagster."""
     left: list[str]
-    """Tables that were not reached. The next maintenance handles them."""
+    """Tables that this maintenance did not reach. The next maintenance handles them."""
     failed: list[MirrorFailureDocument]
     seconds: float
     """Duration of the maintenance."""

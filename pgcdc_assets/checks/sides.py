@@ -246,5 +246,7 @@ def _parsed(block: bytes, columns: int, table: TableName) -> list[pa.BinaryArray
         )  # fmt: skip
     except pa.ArrowInvalid:
         # Arrow's message is left out, because it quotes the row.
-        raise ProtocolError("sent rows that are not valid CSV", thing=f"table {table}") from None
+        raise ProtocolError(
+            "the source sent rows of this table that are not valid CSV", thing=f"table {table}"
+        ) from None
     return [parsed.column(name).combine_chunks() for name in names]

@@ -79,7 +79,7 @@ def _slot(facts: Facts) -> Iterator[Problem]:
         yield error(
             ProblemCode.SLOT_TWO_PHASE,
             thing, f"was created {made} two_phase, but the setting `two_phase` is {str(facts.two_phase).lower()}",
-            f"set it to {str(bool(slot.two_phase)).lower()}, or choose another name in the setting `slot`",
+            f"set `two_phase` to {str(bool(slot.two_phase)).lower()}, or choose another name in the setting `slot`",
         )  # fmt: skip
     if slot.synced:
         yield error(
@@ -117,7 +117,7 @@ def _idle_timeout(now: datetime, slot: SlotStatus, source: SourceFacts) -> Itera
     limit = source.idle_slot_timeout
     if not limit:
         return
-    raised = "set idle_replication_slot_timeout on the source above the longest pause between two runs, or to 0"
+    raised = "set idle_replication_slot_timeout on the source above the longest pause between two syncs, or to 0"
     idle = now - slot.inactive_since if slot.inactive_since and not slot.active else timedelta(0)
     if idle > limit * _NEARLY:
         yield error(
@@ -147,10 +147,10 @@ def _wal_held(facts: Facts) -> Iterator[Problem]:
         )  # fmt: skip
     confirmed = slot.confirmed_flush_lsn or slot.restart_lsn
     if confirmed - slot.restart_lsn > HELD_WAL_BYTES:
-        who = str(source.oldest) if source.oldest else "a long transaction on the source"
+        who = f"a transaction that has not ended ({source.oldest})" if source.oldest else "a long transaction"
         yield warning(
             ProblemCode.SLOT_HELD_BACK,
-            thing, f"keeps {size(confirmed - slot.restart_lsn)} of WAL that was already read: {who} still needs it",
+            thing, f"keeps {size(confirmed - slot.restart_lsn)} of WAL that pgcdc has already read, because of {who}",
             "end that transaction on the source",
         )  # fmt: skip
     if slot.catalog_xmin_age is not None and slot.catalog_xmin_age > CATALOG_XMIN_AGE:
@@ -178,8 +178,9 @@ def _positions(facts: Facts) -> Iterator[Problem]:
     if source and not source.identity.is_same(log.identity):
         yield error(
             ProblemCode.LOG_OF_ANOTHER_SOURCE,
-            "change log", f"belongs to {_stream(log.identity)}, but the source is {_stream(source.identity)}",
-            "restore the setting `source`, `slot` or `lake`, or use a separate lake",
+            "change log", f"belongs to {_stream(log.identity)}, but the settings name {_stream(source.identity)}",
+            "set `source` and `slot` back to those of the change log, or set `lake` to a new folder, or to the lake "
+            "of this source",
         )  # fmt: skip
     elif source and log.transform_lsn > source.flush_lsn:
         yield error(
@@ -191,7 +192,7 @@ def _positions(facts: Facts) -> Iterator[Problem]:
         if table.state.readable and table.replay_lsn is not None and table.replay_lsn < log.start:
             yield error(
                 ProblemCode.TABLE_LOST_CHANGES,
-                f"table {table.name}", f"is at {table.replay_lsn}, but the log begins at {log.start}: the "
+                f"table {table.name}", f"is at {table.replay_lsn}, but the change log begins at {log.start}: the "
                 "changes between these LSNs are lost", f"run `pgcdc snapshot {table.name.shell}`",
             )  # fmt: skip
 

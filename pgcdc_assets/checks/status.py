@@ -311,9 +311,9 @@ def _nameless(layout: Layout) -> list[Problem]:
         ),
         layout.waiting: ("warning", "commands that wait for a running sync are refused"),
     }
-    do = "end that process, for example a backup that locks the files that it reads; `fuser` and `lslocks` show it"
+    do = "end that process, which may be a backup that locks files; `fuser` and `lslocks` show its pid"
     return [
-        Problem(severity, f"file {place}", "is locked by an unknown process, or by a process of another account: "
+        Problem(severity, f"file {place}", "is locked by an unknown process, or by a process of another account, so "
                 f"{what}", do, ProblemCode.LAKE_LOCKED)
         for place in lock.nameless(layout) for severity, what in [stopped[place]]
     ]  # fmt: skip

@@ -27,7 +27,7 @@ from pgcdc_assets.mirror.delta.mirrorschema import way_back
 from pgcdc_assets.source.connect.failures import COPY_ANEW
 
 LAG_BYTES = GIB
-FEED_OF_MESSAGES = "feed of messages"
+FEED_OF_MESSAGES = "feed of logical messages"
 
 
 def _publications(facts: Facts) -> Iterator[Problem]:
@@ -47,7 +47,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
     published = frozenset(chain.from_iterable(publication.tables for publication in present))
     if present and not published and catalog.tables:
         names = ", ".join(publication.name for publication in present)
-        do = "run `pgcdc setup`" if source.ours else "add the tables back, then run `pgcdc sync`"
+        do = "run `pgcdc setup`" if source.ours else "add the tables to the publication again, then run `pgcdc sync`"
         yield error(ProblemCode.PUBLICATION_EMPTY, f"publication {names}", "lists no table: changes are being lost", do)
     elif present:
         # `told`: tables that the settings select, but that are not published at all. _unpublished reports them.
@@ -60,7 +60,7 @@ def _publications(facts: Facts) -> Iterator[Problem]:
                 yield error(
                     ProblemCode.TABLE_NAME_NOT_TEXT,
                     f"table {table.name}", f"was renamed to {called}, which is not text in the source's "
-                    "encoding: no mirror can have that name", "rename it on the source",
+                    "encoding: no mirror can have that name", "rename the table on the source",
                 )  # fmt: skip
                 continue
             yield warning(
@@ -80,7 +80,7 @@ def _unpublished(facts: Facts) -> Iterator[Problem]:
     stand |= {name: left.lsn for name, left in facts.left.items()}
     add = "run `pgcdc setup`, then `pgcdc sync`, which copies the table again"
     if not source.ours:
-        add = "add it to the publication, or take it out of the setting `tables`; then run `pgcdc sync`"
+        add = "add the table to the publication, or exclude it in the setting `tables`; then run `pgcdc sync`"
     for name in sorted(source.meant - source.mirrored):
         if name in stand or facts.catalog.table(name) is not None:
             where = f", and its mirror stays at {stand[name]}" if name in stand else ""
@@ -109,7 +109,7 @@ def _left(facts: Facts) -> Iterator[Problem]:
         if left.waits_for is not None:
             yield warning(
                 ProblemCode.MIRROR_WAITS_FOR_NAME,
-                f"mirror {name}", f"is at {left.lsn}, and waits to be renamed to {left.waits_for}",
+                f"mirror {name}", f"stays at {left.lsn} until a sync renames it: its table is now {left.waits_for}",
                 "let `pgcdc sync` run; if apply is paused, run `pgcdc resume apply`",
             )  # fmt: skip
         elif name not in source.meant | source.mirrored:
@@ -126,17 +126,20 @@ def _untaken(facts: Facts) -> Iterator[Problem]:
     states = {table.name: table.state for table in facts.tables}
     for lost in facts.untaken:
         rows = lost.rows
-        what = f"{rows.rows} of its rows, between LSNs {rows.start} and {rows.end}, are in no mirror"
+        what = (
+            f"has {rows.rows} rows in the change log, between LSNs {rows.start} and {rows.end}, that are in no mirror"
+        )
         if lost.table is None:
             yield warning(
                 ProblemCode.ROWS_IN_NO_MIRROR,
-                f"table {rows.name}", f"{what}: it was not part of a followed table",
-                "if it was dropped, do nothing; to mirror it, run `pgcdc setup`, then `pgcdc sync`; otherwise remove "
-                "it from the publication. This warning ends when retention removes the rows from the change log",
+                f"table {rows.name}", f"{what}: it was neither a followed table nor a part of one",
+                "if the table was dropped, do nothing; to mirror it, run `pgcdc setup`, then `pgcdc sync`; otherwise "
+                "remove it from the publication. This warning ends when retention removes the rows from the change log",
             )  # fmt: skip
         elif not lost.held and states.get(lost.table) is not None and states[lost.table].readable:
             yield error(
-                ProblemCode.ROWS_IN_NO_MIRROR, f"table {lost.table}", f"{what}, and its copy does not contain them",
+                ProblemCode.ROWS_IN_NO_MIRROR, f"table {lost.table}",
+                f"{what}, and the table's copy does not contain them",
                 f"run `pgcdc snapshot {lost.table.shell}`",
             )  # fmt: skip
 
@@ -150,7 +153,8 @@ def _missing(
             lacking = ", ".join(str(name) for name in sorted(storage - published))
             yield error(
                 ProblemCode.TABLE_UNPUBLISHED,
-                f"table {table.name}", f"is no longer published ({lacking}): its changes are being lost",
+                f"table {table.name}", f"is no longer published (no publication lists {lacking}): its "
+                "changes are being lost",
                 "run `pgcdc setup`, then `pgcdc sync`, which copies the table again",
             )  # fmt: skip
             continue
@@ -185,7 +189,8 @@ def _outside(facts: Facts) -> Iterator[Problem]:
     for table in facts.catalog.tables if facts.catalog is not None else ():
         for leaf in table.outside:
             if leaf.oid != table.oid:
-                yield warning(ProblemCode.PARTITION_OUTSIDE, f"table {table.name}", f"{leaf}", leaf.do)
+                yield warning(ProblemCode.PARTITION_OUTSIDE, f"table {table.name}",
+                              f"is not mirrored completely, because {leaf}", leaf.do)  # fmt: skip
 
 
 def _left_out(facts: Facts) -> dict[TableName, str]:
@@ -241,8 +246,9 @@ def _identities(facts: Facts) -> Iterator[Problem]:
         elif not table.updates_seen and table.name in left_out:
             yield warning(
                 ProblemCode.TABLE_INSERTS_ONLY,
-                f"table {table.name}", f"is published without {left_out[table.name]}: its updates and deletes are not "
-                "applied", "let its publication publish them; the table is then copied again",
+                f"table {table.name}", f"is published without {left_out[table.name]}: updates and deletes of this "
+                "table are not applied", f"let its publication publish {left_out[table.name]} too; the table is then "
+                "copied again",
             )  # fmt: skip
         elif not table.updates_seen:
             yield warning(
@@ -258,15 +264,16 @@ def _tables(facts: Facts) -> Iterator[Problem]:
             where = f" at {table.lsn}" if table.lsn is not None else ""
             yield error(
                 ProblemCode.TABLE_SET_ASIDE,
-                f"table {table.name}", f"was set aside{where}: {table.reason or 'no reason given'}",
+                f"table {table.name}", f"was set aside{where}, so its mirror is no longer updated: "
+                f"{table.reason or 'no reason given'}",
                 _back(table),
             )  # fmt: skip
         elif table.state.readable and table.reason:
             yield error(
                 ProblemCode.MIRROR_CHANGED_BY_OTHERS,
-                f"table {table.name}", f"does not match the source: {table.reason}",
-                f"`pgcdc verify {table.name.shell}` lists the rows, `pgcdc snapshot {table.name.shell}` copies it "
-                "again",
+                f"table {table.name}", f"has a mirror that does not match the source: {table.reason}",
+                f"`pgcdc verify {table.name.shell}` lists rows that differ, `pgcdc snapshot {table.name.shell}` copies "
+                "the table again",
             )  # fmt: skip
         elif table.state is TableState.WAITING and table.reason:
             yield warning(
@@ -295,7 +302,8 @@ def _back(table: TableFacts) -> str:
         return do
     until = table.kept_until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return (
-        f"{do}, or, once the cause is fixed, `pgcdc heal {table.name.shell}`: its changes stay in the log until {until}"
+        f"{do}; or fix the cause, and run `pgcdc heal {table.name.shell}`: the change log keeps the missing changes at "
+        f"least until {until}"
     )
 
 
@@ -311,7 +319,7 @@ def _messages(facts: Facts) -> Iterator[Problem]:
             ProblemCode.MESSAGES_UNREADABLE,
             thing,
             f"cannot continue: {found.failure}",
-            "check that its folder exists and is complete",
+            "check that the feed's folder in the lake exists and is complete",
         )
     elif found.complete_to is not None and published is not None and found.complete_to < published:
         yield error(
@@ -334,7 +342,7 @@ def _last_runs(facts: Facts) -> Iterator[Problem]:
 def _unregistered(facts: Facts) -> Iterator[Problem]:
     """A warning for each entry that the catalog of query engines lacks. Replication is not affected."""
     for name, reason in facts.unregistered.items():
-        thing = f"entry of table {name}" if name else "registry"
+        thing = f"catalog entry of table {name}" if name else "catalog of query engines"
         do = "see docs/guides/catalogs.md; pgcdc tries again at the next consistent point"
         yield warning(ProblemCode.REGISTRY_BEHIND, thing, f"is not up to date: {reason}", do)
 

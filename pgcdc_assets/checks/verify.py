@@ -143,7 +143,8 @@ class _Comparing:
                 point = self.reach(lsn)
                 if point.replay_lsn != lsn:
                     raise LakeError(
-                        f"the mirrors are at {point.replay_lsn}, so they cannot be compared with the snapshot", lsn=lsn
+                        f"the mirrors are at {point.replay_lsn}, so they cannot be compared with the source's snapshot",
+                        lsn=lsn,
                     )
                 versions = point.tables
             for name in chosen:
@@ -205,7 +206,7 @@ class _Comparing:
         Raises CopyOutdated if the table was changed so that the snapshot no longer shows its rows."""
         try:
             if (refused := refusal(table.table)) is not None:
-                return TableReport(name, compared=False, reason=f"is set aside: {refused}")
+                return TableReport(name, compared=False, reason=f"cannot be mirrored: {refused}")
             if version is None:
                 return TableReport(name, compared=False, reason="has no mirror at this LSN: `pgcdc status` says why")
             place = self.settings.layout.mirror(name)

@@ -46,7 +46,7 @@ busy machine, too."""
 
 @click.command(epilog=examples("pgcdc demo", "pgcdc demo --seconds 10 --ui"))
 @click.option("--seconds", type=click.IntRange(1, LONGEST_SECONDS), default=SECONDS, show_default=True,
-              help="How long to follow live changes after the copy.")  # fmt: skip
+              help="Seconds for which live changes are followed after the copy.")  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0.1, 5000), default=RATE, show_default=True,
               help="Transactions per second that the generator writes.")  # fmt: skip
 @click.option(
@@ -142,7 +142,7 @@ class Show:
         try:
             generator.run()
         except psycopg.Error as error:
-            self._progress.note(f"the generator stopped: {of_exception(error).message}")
+            self._progress.note(f"the generator of transactions stopped: {of_exception(error).message}")
 
     def _prove(self) -> None:
         """Wait until all tables are copied and were followed for some time. Then compare source and mirrors, while

@@ -62,15 +62,15 @@ def maintenance_json(report: MaintenanceReport) -> MaintainDocument:
 
 def _print(report: MaintenanceReport) -> None:
     say(
-        f"deleted: {report.log_files} log files, {report.feed_files} feed files, {report.points} points; mirrors: "
-        f"{len(report.optimized)} optimized, {report.deleted_files} files deleted ({report.deleted_bytes:,} bytes); "
-        f"{report.seconds:.1f} s"
+        f"deleted: {report.log_files} files of the change log, {report.feed_files} of change feeds, {report.points} "
+        f"consistent points; mirrors: {len(report.optimized)} optimized, {report.deleted_files} files deleted "
+        f"({report.deleted_bytes:,} bytes); {report.seconds:.1f} s"
     )
     if report.runs:
         say(f"deleted from Dagster: {report.runs} runs with their events")
-    say(f"the log starts at {report.log_start}; the oldest consistent point is {report.oldest_point or 'none'}")
+    say(f"the change log starts at {report.log_start}; the oldest consistent point is {report.oldest_point or 'none'}")
     if report.left:
-        say(f"pgcdc: maintenance ended early; tables that the next run handles: {len(report.left)}", err=True)
+        say(f"pgcdc: maintenance ended early; tables left for the next maintenance: {len(report.left)}", err=True)
     for _, error in report.failed:
         say(f"pgcdc: {error}", err=True)
 
@@ -91,7 +91,7 @@ def forget(tables: tuple[TableName, ...], yes: bool) -> int:
                 say(f"{stage}: {message}", err=True)
 
     def no_spark() -> NoReturn:
-        raise AssertionError("forget needs no Spark")
+        raise AssertionError("forget must not start Spark")
 
     settings = project_settings()
     names = ", ".join(str(table) for table in tables)

@@ -45,7 +45,7 @@ class AddressType(click.ParamType["tuple[str, int]"]):
     "--listen", type=AddressType(), help=f"Serve {_PATHS} at this address, such as :{PORT}. Default host: {HOST}."
 )
 @click.option("--ready-within", type=click.FloatRange(min=1), default=60.0, show_default=True, metavar="SECONDS",
-              help="/readyz fails if changes wait and replication makes no progress for this long.")  # fmt: skip
+              help="/readyz fails if changes wait and there is no progress for this many seconds.")  # fmt: skip
 def metrics(listen: tuple[str, int] | None, ready_within: float) -> int:
     """Print metrics for Prometheus, or serve them. Also works if no sync runs, or source or lake does not answer."""
     from prometheus_client import CollectorRegistry, generate_latest
@@ -89,7 +89,7 @@ def serve(found: Metrics, registry: Any, host: str, port: int) -> None:
         server = make_server(host, port, app, Server, handler_class=Handler)
     except OSError as error:
         raise MachineError(f"cannot be used: {error.strerror or error}", thing=f"address {host}:{port}",
-                           do="choose another one with --listen") from None  # fmt: skip
+                           do="choose another address with --listen") from None  # fmt: skip
     shown = f"[{host}]" if ":" in host else host
     say(f"pgcdc: metrics at http://{shown}:{port}/metrics", err=True)
     stop = threading.Event()

@@ -60,7 +60,7 @@ def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
 @click.command(epilog=examples("pgcdc teardown", "pgcdc teardown --yes --lake"))
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--lake", "lake_too", is_flag=True, help="Remove the lake too. Files of other programs stay.")
-@click.option("--forget", is_flag=True, help="Do not connect to the source, because it is gone or was replaced.")
+@click.option("--forget", is_flag=True, help="For a source that is gone or was replaced: do not connect to it.")
 @click.option("--shared", is_flag=True, help="Also remove a slot or publication that another project made or uses.")
 def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
     """Remove what setup made: slot, publication, saved catalog. The lake stays unless --lake is given.
@@ -175,7 +175,8 @@ def _check_slot(settings: Settings, conninfo: str) -> None:
     if log is None and slot is not None and slot.database == slot.connected_to:
         refuse_taken_slot(slot, settings.layout)
     if log is not None and slot is None:
-        what = f"does not exist, but lake {settings.layout.root} has its change log: changes after the log are lost"
+        root = settings.layout.root
+        what = f"does not exist, but lake {root} has its change log: changes after the end of this log are lost"
         raise SlotMissing(what, thing=f"slot {settings.slot}", do=COPY_ANEW)
 
 
@@ -211,7 +212,7 @@ def _refused(catalog: Catalog) -> list[Finding]:
 
 
 def _tell_waiting(holders: Sequence[Blocker]) -> None:
-    who = "; ".join(str(holder) for holder in holders) or "a transaction that has just ended"
+    who = "; ".join(str(holder) for holder in holders) or "older transactions"
     say(f"PostgreSQL waits for {who}; setup continues when these transactions end", err=True)
 
 
@@ -304,7 +305,7 @@ def _retire_log(settings: Settings) -> bool:
         if log.exists:
             place = log.path.with_name(f"{log.path.name}-{log.position():012X}")
             storage.move_folder(log.path, place)
-            say(f"kept the change log as {place}")
+            say(f"kept the change log, under the new name {place}")
     except (OSError, StoreFailed) as error:
         why = error.what if isinstance(error, StoreFailed) else error.strerror
         say(f"pgcdc: the change log of lake {settings.layout.root} could not be renamed: {why}; make the lake "

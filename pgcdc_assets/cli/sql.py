@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     epilog=examples('pgcdc sql "SELECT count(*) FROM orders"', 'pgcdc sql --at 0/16B3748 "FROM shop.orders"')
 )
 @click.argument("query")
-@click.option("--at", type=PointType(), help="An LSN, or a time like 2026-11-27T14:00. Default: the newest point.")
+@click.option(
+    "--at", type=PointType(), help="An LSN, or a time like 2026-11-27T14:00. Default: the newest consistent point."
+)
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True,
               help="`table` shows the first and the last rows. `json` writes one object per line.")  # fmt: skip
 def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
     """Query all mirrors at one LSN, in DuckDB's SQL.
 
-    If QUERY is `-`, stdin has the query. Tables of `public` need no schema: pgcdc sql "SELECT count(*) FROM orders"
+    If QUERY is `-`, it is read from stdin. Tables of `public` need no schema: pgcdc sql "SELECT count(*) FROM orders"
     """
     from pgcdc_assets.flow.ownlake import refuse_other_lake
     from pgcdc_assets.lake.lake import Lake

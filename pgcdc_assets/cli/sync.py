@@ -143,14 +143,15 @@ def _print_sync(report: SyncReport, as_json: bool) -> None:
     from pgcdc_assets.mirror.delta.mirrorschema import way_back
 
     if report.paused:
-        say(f"pgcdc: apply is paused: the changes up to {report.transform_lsn} are only in the change log", err=True)
+        say(f"pgcdc: apply is paused: new changes, up to {report.transform_lsn}, are only in the change log", err=True)
     for table, reason in report.set_aside:
         do = way_back(table, refused=table in report.refused)
-        say(f"pgcdc: {table} is set aside: {reason}; {do}", err=True)
+        say(f"pgcdc: {table} is set aside, so its mirror is no longer updated: {reason}; {do}", err=True)
     for table, reason in report.left:
         say(f"pgcdc: {table} is behind the other tables: {reason}; run `pgcdc sync` again", err=True)
     for table, what in report.changed:
-        do = f"`pgcdc verify {table.shell}` lists the rows, `pgcdc snapshot {table.shell}` copies it again"
+        shell = table.shell
+        do = f"`pgcdc verify {shell}` lists the rows that differ, `pgcdc snapshot {shell}` copies the table again"
         say(f"pgcdc: the mirror of {table} does not match the source: {what}; {do}", err=True)
 
 

@@ -57,7 +57,7 @@ _RELOAD_SECONDS = 60.0
 
 
 @click.command(epilog=examples("pgcdc up", "pgcdc up --port 3005"))
-@click.option("--port", type=click.IntRange(1, 65535), help=f"Port of the UI; {PORT} or the next free one.")
+@click.option("--port", type=click.IntRange(1, 65535), help=f"Port of the UI. Default: {PORT}, or the next free port.")
 @click.option("--host", default=HOST, show_default=True, help="Address to listen on; the UI has no login.")
 def up(port: int | None, host: str) -> int:
     """Run Dagster's UI and daemon, with the sensor that keeps mirrors up to date."""
@@ -69,7 +69,7 @@ def up(port: int | None, host: str) -> int:
     settings = Settings.load()
     refuse_other_lake(settings)
     if port is not None and not _is_free(host, port):
-        raise MachineError(f"{port} is in use", thing="port", do="choose another --port, or leave it out")
+        raise MachineError(f"{port} is in use", thing="port", do="choose another port, or omit --port")
     stop = threading.Event()
     conninfo = started_source(settings, survive=False)
     with connect(conninfo) as conn:
@@ -91,7 +91,10 @@ def serve(settings: Settings, stop: threading.Event, host: str = HOST, port: int
     try:
         _wait_until_ready(process, stop, url, log)
         click.echo(f"Dagster's UI: {url}")
-        say(f"{settings.name}_sync_sensor is on and keeps mirrors up to date; Ctrl-C ends everything", err=True)
+        say(
+            f"{settings.name}_sync_sensor is on and keeps mirrors up to date; Ctrl-C stops Dagster and the sync",
+            err=True,
+        )
         while not stop.wait(0.5):
             if process.poll() is not None:
                 raise MachineError(f"ended with code {process.returncode}", thing="Dagster", do=f"see {log}")
@@ -168,7 +171,7 @@ def free_port(host: str) -> int:
     for port in range(PORT, PORT + 100):
         if _is_free(host, port):
             return port
-    raise MachineError(f"no port from {PORT} to {PORT + 99} is free", do="choose one: pgcdc up --port N")
+    raise MachineError(f"no port from {PORT} to {PORT + 99} is free", do="choose a free port: pgcdc up --port N")
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -40,7 +40,7 @@ class Lsn(int):
             return cls.parse(value)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             what = "text like '16/B374D848' or an integer; Lake.at also takes a datetime"
-            raise TypeError(f"{value!r} is not an LSN, which is {what}")
+            raise TypeError(f"{value!r} is not an LSN; an LSN is {what}")
         return cls(value)
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class LsnRange:
 
     def __post_init__(self) -> None:
         if self.start > self.end:
-            raise BadRange(f"range ends at {self.end}, before its start {self.start}")
+            raise BadRange(f"LSN range ends at {self.end}, before its start {self.start}")
 
     @property
     def key(self) -> str:
@@ -79,8 +79,8 @@ class LsnRange:
     def from_key(cls, key: str) -> Self:
         match = _KEY.fullmatch(key)
         if match is None:
-            raise BadRange(f"{key!r} is not a range; write two LSNs such as 0/15D3F88..0/15D4A10, or a partition key "
-                           "such as 0000015D3F88-0000015D4A10")  # fmt: skip
+            raise BadRange(f"{key!r} is not an LSN range; write two LSNs such as 0/15D3F88..0/15D4A10, or a partition "
+                           "key such as 0000015D3F88-0000015D4A10")  # fmt: skip
         return cls(Lsn(int(match[1], 16)), Lsn(int(match[2], 16)))
 
     @classmethod
@@ -92,7 +92,7 @@ class LsnRange:
         try:
             return cls(Lsn.parse(start), Lsn.parse(end))
         except ValueError as error:
-            raise BadRange(f"{text!r} is not a range: {error}") from None
+            raise BadRange(f"{text!r} is not an LSN range: {error}") from None
 
     def __str__(self) -> str:
         return f"{self.start}..{self.end}"
@@ -107,8 +107,8 @@ def merged(ranges: Iterable[LsnRange]) -> LsnRange:
     adjacent."""
     ordered = sorted(ranges)
     if not ordered:
-        raise BadRange("no range was selected")
+        raise BadRange("no LSN range was selected")
     for left, right in pairwise(ordered):
         if left.end != right.start:
-            raise RangeGap(f"ranges are not adjacent: {left} is followed by {right}", lsn=left.end)
+            raise RangeGap(f"LSN ranges are not adjacent: {left} is followed by {right}", lsn=left.end)
     return LsnRange(ordered[0].start, ordered[-1].end)

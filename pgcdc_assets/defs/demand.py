@@ -147,4 +147,8 @@ def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision
             True, f"the source has written WAL, and the lake has not advanced for {state.now - cursor.since:.0f} s"
         )
     current = state.published is False and not state.unapplied
-    return Decision(False, f"no published change is known in the source's last {ahead} bytes of WAL", current=current)
+    return Decision(
+        False,
+        f"pgcdc knows of no change to a published table in the last {ahead} bytes of the source's WAL",
+        current=current,
+    )

@@ -126,7 +126,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "warning", "slot pgcdc", "after 100 MiB more", "max_slot_wal_keep_size",
     ),
     "no room left": ({"slot": _slot(safe_wal_size=-5)}, "warning", "slot pgcdc", "after 0 MiB more", "pgcdc sync"),
-    "two-phase slot": ({"slot": _slot(two_phase=True)}, "error", "slot pgcdc", "two_phase", "set it to true"),
+    "two-phase slot": ({"slot": _slot(two_phase=True)}, "error", "slot pgcdc", "two_phase", "set `two_phase` to true"),
     "slot of a primary": (
         {"slot": _slot(synced=True)}, "error", "slot pgcdc", "synchronized from the primary", "`source`",
     ),
@@ -174,12 +174,12 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "another system": (
         {"log": LogFacts(replace(SOURCE, system_identifier="9"), Lsn(1), AT)},
-        "error", "change log", "belongs to system 9, database shop, slot pgcdc, but the source is system 7123",
+        "error", "change log", "belongs to system 9, database shop, slot pgcdc, but the settings name system 7123",
         "`source`",
     ),
     "gap": (
         _table(TableState.CATCHING_UP, AT - GIB - 1),
-        "error", "table public.orders", f"but the log begins at {Lsn(AT - GIB)}", "pgcdc snapshot public.orders",
+        "error", "table public.orders", f"but the change log begins at {Lsn(AT - GIB)}", "pgcdc snapshot public.orders",
     ),
     "wal_level": (_source(wal_level="replica"), "error", "source", "wal_level = replica", "wal_level = logical"),
     "synchronous by star": (
@@ -193,7 +193,9 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         _source(publications={"pgcdc": None}), "error", "publication pgcdc", "does not exist",
         "copies all tables again",
     ),
-    "publication emptied": (_published(), "error", "publication pgcdc", "lists no table", "add the tables back"),
+    "publication emptied": (
+        _published(), "error", "publication pgcdc", "lists no table", "add the tables to the publication again",
+    ),
     "publication of ours emptied": (
         _source(publications=_published()["source"].publications, ours=True), "error", "publication pgcdc",
         "lists no table", "run `pgcdc setup`",
@@ -202,7 +204,8 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         _published(LEAF_A, LEAF_B), "error", "table public.orders", "no longer published", "pgcdc setup",
     ),
     "leaf not published": (
-        _published(ORDERS, LEAF_A), "error", "table public.events", "(public.events_b)", "pgcdc setup",
+        _published(ORDERS, LEAF_A), "error", "table public.events",
+        "(no publication lists public.events_b)", "pgcdc setup",
     ),
     "updates not published": (
         _published(ORDERS, EVENTS, update=False),
@@ -226,8 +229,8 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
             **_published(ORDERS, LEAF_A, LEAF_B, delete=False), **_table(TableState.STREAMING, updates_seen=False),
             "catalog": replace(CATALOG, tables=(replace(CATALOG.tables[0], updates_seen=False), CATALOG.tables[1])),
         },
-        "warning", "table public.orders", "published without delete: its updates and deletes are not applied",
-        "let its publication publish them",
+        "warning", "table public.orders", "published without delete: updates and deletes of this table are not applied",
+        "let its publication publish delete too",
     ),
     "partition outside": (
         {"catalog": replace(CATALOG, tables=(CATALOG.tables[0], replace(CATALOG.tables[1], outside=(FAR,))))},
@@ -235,7 +238,8 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "set aside": (
         _table(TableState.SET_ASIDE, reason="column a was renamed", lsn=Lsn(255)),
-        "error", "table public.orders", "set aside at 0/FF: column a was renamed", "pgcdc snapshot public.orders",
+        "error", "table public.orders", "set aside at 0/FF, so its mirror is no longer updated: column a was renamed",
+        "pgcdc snapshot public.orders",
     ),
     "not copied": (
         _table(TableState.WAITING, reason="cannot be read, because it is locked by pid 7"),
@@ -273,7 +277,7 @@ def test_a_table_whose_name_is_not_text_must_be_renamed() -> None:
     publication = PublicationFacts("pgcdc", frozenset({garbage, LEAF_A, LEAF_B}))
     renamed = _source(publications={"pgcdc": publication}, called={1: garbage, 2: EVENTS})
     (found,) = problems(replace(WELL, slot=_slot(), **renamed))
-    assert (found.severity, found.do) == ("error", "rename it on the source")
+    assert (found.severity, found.do) == ("error", "rename the table on the source")
     assert "which is not text in the source's encoding" in found.what
     looked = replace(
         WELL, slot=_slot(), **renamed, left={ORDERS: LeftFacts(AT, waits_for=garbage)},
@@ -335,9 +339,9 @@ def test_errors_are_listed_first() -> None:
 @pytest.mark.parametrize(
     ("table", "copied", "told"),
     [
-        (None, None, ("warning", "table public.detached", "was not part of a followed table")),
+        (None, None, ("warning", "table public.detached", "it was neither a followed table nor a part of one")),
         (EVENTS, AT, None),
-        (EVENTS, Lsn(AT - 100), ("error", "table public.events", "its copy does not contain them")),
+        (EVENTS, Lsn(AT - 100), ("error", "table public.events", "the table's copy does not contain them")),
     ],
     ids=["of nobody", "copied since", "copied before"],
 )
@@ -347,7 +351,9 @@ def test_rows_that_went_into_no_mirror_are_reported(
     """The problem is still reported after the run has ended."""
     rows = UntakenRows(9, TableName("public", "detached"), 12, Lsn(AT - 100), Lsn(AT - 100), Lsn(AT - 50))
     found = [
-        p for p in problems(replace(WELL, untaken=(UntakenFacts(rows, table, copied),))) if "12 of its rows" in p.what
+        p
+        for p in problems(replace(WELL, untaken=(UntakenFacts(rows, table, copied),)))
+        if "has 12 rows in the change log" in p.what
     ]
     assert [(p.severity, p.thing) for p in found] == ([told[:2]] if told else [])
     assert all(f"between LSNs {rows.start} and {rows.end}" in p.what and told is not None and told[2] in p.what

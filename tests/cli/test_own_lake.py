@@ -171,7 +171,7 @@ def test_teardown_drops_the_slot_even_if_the_lake_cannot_be_written(noted: Shell
     assert f"removed slot s_{noted.database.name}" in said
     assert traces(noted.database) == []
     assert "could not be renamed: Read-only file system; make the lake writable, and run `pgcdc teardown`" in said
-    assert "kept the change log as" in noted.pgcdc("teardown", "--yes")
+    assert "kept the change log, under the new name" in noted.pgcdc("teardown", "--yes")
     noted.pgcdc("setup")
 
 

@@ -154,7 +154,7 @@ def test_after_teardown_forget_a_project_can_use_another_source(shell: Shell, ot
     ChangeLog(Settings.load().layout).create(saved.identity, Lsn(16), 1)
     shell.set(SOURCE=other.conninfo)
     said = shell.pgcdc("teardown", "--forget", "--yes")
-    assert "kept the change log as" in said
+    assert "kept the change log, under the new name" in said
     assert f"belongs to database {shell.database.name}" in shell.pgcdc("setup", expect=1)
     shell.set(SLOT=f"s_{other.name}")
     shell.pgcdc("setup")

@@ -26,7 +26,9 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
         pytest.param(
             replace(AHEAD, flush_lsn=Lsn(0x1001), published=True), FRESH, True, "1 bytes of WAL", id="ahead by one byte"
         ),
-        pytest.param(replace(AHEAD, published=False), OLD, False, "no published change", id="foreign WAL, little"),
+        pytest.param(
+            replace(AHEAD, published=False), OLD, False, "no change to a published table", id="foreign WAL, little"
+        ),
         pytest.param(
             replace(AHEAD, published=False, tables="b", tables_changed=True), FRESH, True, "tables of the source",
             id="a new table",
@@ -35,14 +37,14 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             replace(AHEAD, published=True, tables_changed=True, endpos=Lsn(0x1000)), FRESH, False, "syncs end",
             id="a new table after the end",
         ),
-        pytest.param(AHEAD, FRESH, False, "no published change", id="not looked at, young"),
+        pytest.param(AHEAD, FRESH, False, "no change to a published table", id="not looked at, young"),
         pytest.param(AHEAD, OLD, True, "the lake has not advanced for 60 s", id="not looked at, range_seconds old"),
         pytest.param(
             replace(AHEAD, flush_lsn=Lsn(0x1000 + FOREIGN_WAL_BYTES)), FRESH, True, "16777216 bytes", id="16 MiB"
         ),
         pytest.param(
             replace(AHEAD, flush_lsn=Lsn(0xFFF + FOREIGN_WAL_BYTES), published=False), OLD, False,
-            "no published change",
+            "no change to a published table",
             id="one byte less than 16 MiB",
         ),
         pytest.param(

@@ -67,7 +67,7 @@ def test_a_copy_is_registered_only_once(instance: dg.DagsterInstance) -> None:
 def test_a_selection_without_keys_or_with_a_gap_fails(register: RangeRegister) -> None:
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         register.add(known)
-    with pytest.raises(BadRange, match="no range was selected"):
+    with pytest.raises(BadRange, match="no LSN range was selected"):
         Selection([], register)
     with pytest.raises(RangeGap, match="0/20 is followed by 0/30"):
         Selection([span(0x10, 0x20).key, span(0x30, 0x40).key], register)

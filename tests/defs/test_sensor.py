@@ -140,7 +140,7 @@ def test_a_new_table_of_a_quiet_source_requests_one_run(
     settings = settings.changed(tables=("public.*",))
     conn.execute("INSERT INTO public.unpublished VALUES (1)")
     first = look(instance, settings)
-    assert "no published change" in why(first)
+    assert "no change to a published table" in why(first)
     conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
     second = look(instance, settings, Cursor.parse(first.cursor))
     assert second.run_requests
@@ -154,7 +154,7 @@ def test_a_new_table_that_is_not_selected_requests_no_run(
     conn.execute("INSERT INTO public.unpublished VALUES (1)")
     first = look(instance, settings)
     conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
-    assert "no published change" in why(look(instance, settings, Cursor.parse(first.cursor)))
+    assert "no change to a published table" in why(look(instance, settings, Cursor.parse(first.cursor)))
 
 
 @pytest.mark.long

@@ -77,10 +77,11 @@ def test_every_row_of_every_turn_is_accounted_for(rig: Rig) -> None:
             _check(rig, closed.span, {entry.relation_id: entry.rows for entry in closed.untaken})
             reasons |= {entry.name.name: entry.why for entry in closed.untaken}
     assert reasons["z"] == Why.UNKNOWN
-    told = [problem for problem in status(rig.settings).problems if "are in no mirror" in problem.what]
+    told = [problem for problem in status(rig.settings).problems if "that are in no mirror" in problem.what]
     assert [problem.thing for problem in told] == ["table public.z"]
     assert re.fullmatch(
-        r"2 of its rows, between LSNs \S+ and \S+, are in no mirror: it was not part of .*", told[0].what
+        r"has 2 rows in the change log, between LSNs \S+ and \S+, that are in no mirror: it was neither .*",
+        told[0].what,
     )
     assert reasons["t"] == Why.SET_ASIDE, "a column of it was renamed"
     rig.assert_equal("public.k", "public.p", "public.u")

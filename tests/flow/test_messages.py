@@ -144,7 +144,7 @@ def test_unwritable_message_feed_delays_no_table(rig: Rig, monkeypatch: pytest.M
         with pytest.raises(LakeError, match="contains no messages"):
             at.messages()
         told = status(rig.settings)
-        assert any(problem.thing == "feed of messages" for problem in told.problems)
+        assert any(problem.thing == "feed of logical messages" for problem in told.problems)
     order(rig, 2)
     rig.sync()
     assert contents(Lake(rig.lake).at().messages()) == ["1", "2"]

@@ -50,7 +50,8 @@ def _rows(rig: Rig) -> Counter[tuple[Any, ...]]:
 
 def _warnings(rig: Rig) -> set[str]:
     assert not [problem for problem in status(rig.settings).problems if problem.severity == "error"]
-    return {problem.what for problem in status(rig.settings).problems if "partition public." in problem.what}
+    told = {problem.what for problem in status(rig.settings).problems if "partition public." in problem.what}
+    return {what.removeprefix("is not mirrored completely, because ") for what in told}
 
 
 def _of_p(rig: Rig) -> list[Problem]:

@@ -54,7 +54,7 @@ def test_healed_table_catches_up_from_the_log(rig: Rig) -> None:
     assert rig.settings.source is not None
     (told,) = [one for one in status(rig.settings).problems if one.thing == f"table {T}"]
     until = (datetime.now(UTC) + rig.settings.retention).strftime("%Y-%m-%d")
-    assert f"once the cause is fixed, `pgcdc heal {T.shell}`: its changes stay in the log until {until}" in told.do
+    assert f"run `pgcdc heal {T.shell}`: the change log keeps the missing changes at least until {until}" in told.do
     rig.commit("ALTER TABLE t RENAME v TO x", "INSERT INTO t (id) VALUES (1000)")
     assert [name for name, _ in rig.sync().set_aside] == [T], "another setting alone brings nothing back"
     copies = len(rig.observer.copies)

@@ -77,7 +77,7 @@ def test_a_value_of_a_wrong_type_is_refused_by_every_call(tmp_path: Path, wrong:
         lambda lsn: lake.undo("t", lsn),
     ]  # fmt: skip
     for call in calls:
-        with pytest.raises(TypeError, match=r"is not an LSN, which is text like '16/B374D848' or an integer"):
+        with pytest.raises(TypeError, match=r"is not an LSN; an LSN is text like '16/B374D848' or an integer"):
             call(wrong)
 
 

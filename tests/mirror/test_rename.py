@@ -80,7 +80,7 @@ def test_a_rename_replaces_another_tables_copy_of_the_same_position(mirror: Mirr
     assert (held.snapshot_lsn, held.replay_lsn, held.version, held.followed) == (Lsn(30), Lsn(30), version, other)
     there = mirror.mirrors.open(NEW)
     commit(there.path, [], "append", {str(there.generation_app_id): 35})
-    with pytest.raises(LakeError, match="has a copy of another table as of 0/1E, to which changes were applied"):
+    with pytest.raises(LakeError, match="contains another table, copied at 0/1E and changed since"):
         target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     target.rename(NAME, other, mirror.version, Lsn(30))
     target.rename(NAME, AS_NEW, mirror.version, Lsn(31))

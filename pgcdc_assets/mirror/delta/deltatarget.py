@@ -127,7 +127,8 @@ class DeltaTarget:
             # The position of changes applied to the other table's copy is stored under the LSN of that copy. A rename
             # to the same LSN would inherit this position.
             raise LakeError(
-                f"has a copy of another table as of {position}, to which changes were applied: nothing was renamed",
+                f"contains another table, copied at {position} and changed since, so mirror {former} cannot get "
+                "this name",
                 thing=f"mirror {place.name}",
                 lsn=position,
             )
