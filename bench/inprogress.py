@@ -1,6 +1,6 @@
-"""Measures large transactions whose changes are received before their commit (streamed), or after it (W6).
+"""Measures large transactions (workload W6). Their changes are received before the commit (streamed), or after it.
 
-With one transaction, during a running sync: how long after its COMMIT it is readable. With two concurrent transactions:
+One transaction during a running sync shows how long after its COMMIT it is readable. Two concurrent transactions show
 how much WAL the slot keeps.
 """
 
@@ -37,11 +37,11 @@ from pgcdc_assets.store.local import path_of
 
 WORKLOAD = "W6"
 RETAINED = "W6 WAL"
-"""The name under which the WAL that the slot keeps is recorded. It is not a rate, and has no floor to compare with."""
+"""The name of the measurements of WAL that the slot keeps. They are no rates, and are compared with no floor."""
 FLOOR = "pg_recvlogical to nothing, live"
 STREAMED_FLOOR = f"{FLOOR}, streaming"
-"""The time from COMMIT until the server has sent the rest, to a client that drops all data and does not share the
-machine. No client can be faster."""
+"""The time from COMMIT until the server has sent the rest of a streamed transaction. The client drops all data, and no
+other process uses the machine, so no client can be faster."""
 ROWS = 2_000_000
 STATEMENTS = 100
 WORK_MEM_KB = 64 << 10

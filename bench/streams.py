@@ -32,8 +32,8 @@ from pgcdc_assets.store import storage
 
 FLOOR = "pg_recvlogical to nothing"
 CROWDED = "pg_recvlogical, a core busy"
-"""The floor while another process keeps a core busy: the rate that a receiver can reach if another process works on the
-received data."""
+"""The floor while another process keeps one core busy. A sync can be compared with it, because there another process
+works on the received data, too."""
 SLOTS = ("floor", "crowded", "stream", "whole", "drain", "native")
 NEVER = 1 << 60
 SECONDS = 900

@@ -19,7 +19,7 @@ _NAMES: Final = {"do", "advice", "by_hand", "install", "raised", "add"}
 _FUNCTIONS: Final = {"way_back", "_back", "_again", "_set", "_form"}
 """Functions that return advice."""
 _TABLES: Final = {"_BY_STATE", "_NO_WALSENDER"}
-"""Tables of failures.py whose entries end with advice."""
+"""Dictionaries in failures.py. The last element of each value is advice."""
 
 
 def advice() -> set[str]:

@@ -29,9 +29,9 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedC
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# No example fails because the machine is busy.
+# Hypothesis has no deadline, so no example fails because the machine is busy.
 hypothesis.settings.register_profile("pgcdc", deadline=None)
-# For a quick answer: a failing test is reported without the search for the smallest failing example.
+# Reports a failing test sooner, because Hypothesis does not search for the smallest failing example.
 hypothesis.settings.register_profile("unshrunk", deadline=None, phases=[Phase.explicit, Phase.generate])
 hypothesis.settings.load_profile("pgcdc")
 
@@ -65,11 +65,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
     for item in items:
-        # The first test with S3Proxy on a machine may have to download the server.
+        # A longer time limit: the first test that uses S3Proxy on a machine has to download it.
         if "s3" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(900))
     yield
-    # No later hook sorts the tests. Without workers, they keep their order.
+    # All other hooks have run, so this order is final. Without pytest workers, the tests keep their order.
     if hasattr(config, "workerinput"):
         _slowest_first(items)
 
@@ -121,8 +121,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def group(nodeid: str) -> str:
-    """The name of the test's group. One worker runs all tests of a group: of a file, of a server version, or of the
-    shared `pgcdc up`."""
+    """The name of the test's group. One worker runs all tests of a group. A group has the tests of one file, of one
+    server version, or of the fixture ``up``. In the folders ``_APART``, each test is a separate group."""
     if nodeid.startswith(_APART):
         return nodeid
     file = nodeid.split("::")[0]

@@ -15,7 +15,7 @@ from tests.fix_postgres import Database
 
 _BYTES = 65536
 PATIENCE_SECONDS = 25
-"""After this many seconds the server's side of a dead path ends, as its own timeouts would end it."""
+"""This many seconds after ``die``, the proxy closes all connections, as the server would after its own timeouts."""
 
 
 class DeadPath:
@@ -79,7 +79,7 @@ def _pass_on(source: socket.socket, target: socket.socket, dead: threading.Event
     with suppress(OSError):
         while piece := source.recv(_BYTES):
             if dead.is_set():
-                # Reads and drops the bytes, so that neither side sees a full socket.
+                # Reads and drops the bytes, so that no sender is blocked by a full buffer.
                 continue
             target.sendall(piece)
         if not dead.is_set():

@@ -65,7 +65,8 @@ def s3_server(folder: Path, port: int) -> Iterator[None]:
 
 
 _PORT: Final = held_port()
-# Set early: Spark's workers keep the environment with which the JVM was started, before a test requests the server.
+# Set at import, because Spark's workers get the environment that the JVM was started with. The JVM may start before
+# a test requests the S3 server.
 os.environ.update(environment(_PORT))
 
 

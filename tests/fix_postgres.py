@@ -104,12 +104,13 @@ def _drop(server: EmbeddedServer, name: str) -> None:
 
 
 def inside(conn: psycopg.Connection[Any]) -> Lsn:
-    """An LSN within the next WAL record, which is the record of the coming commit if nothing else is written. A commit
-    boundary above this LSN includes the whole open transaction, so tests wait for this LSN.
+    """Returns the insert position plus 1. This LSN is inside the next WAL record. If nothing else is written, this
+    record is the commit of the open transaction. Tests wait for a commit boundary above this LSN, which
+    includes the transaction.
 
-    Two simpler positions are wrong. A position that is read after the commit may lie after a record of the server
-    itself (a checkpoint, running transactions), for which nothing is sent until more WAL is written. The insert
-    position before the commit may itself be a commit boundary that does not include the transaction.
+    Two simpler positions are wrong. The insert position after the commit may be above a record of the server itself (a
+    checkpoint, running transactions). The server sends nothing for such a record, so a test could wait for ever. The
+    insert position before the commit may be a commit boundary that does not include the transaction.
     """
     return Lsn(Lsn.parse(str(conn.execute("SELECT pg_current_wal_insert_lsn()").fetchall()[0][0])) + 1)
 

@@ -7,7 +7,7 @@ transactions since the last TRUNCATE count. The journal uses no code of the proj
 
     journal = Journal.keep(conn, "public.t", "public.root")     # before the workload; finds the leaves
     ...
-    journal.assert_published(lake)                               # every published boundary, all tables
+    journal.assert_published(lake)                               # every consistent point, all tables
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from tests.oracle import RAW, Rows, source_rows, written
 def assert_net_change(
     journal: Journal, table: str, change: pa.Table, a: int, b: int, commits: dict[int, str], keys: Sequence[str] = ()
 ) -> None:
-    """Checks that a net change holds exactly the rows that differ between two LSNs: each image once, and both images of
-    a key in one row."""
+    """Checks that a net change contains exactly the rows that differ between the LSNs ``a`` and ``b``. Each row of the
+    net change has a different key, with the key's old row, its new row, or both."""
     columns, before = journal.rows_at(table, a, commits)
     _, after = journal.rows_at(table, b, commits)
     where = f"{table} between {Lsn(a)} and {Lsn(b)}"
@@ -39,7 +39,7 @@ def assert_net_change(
 
 
 def image_rows(change: pa.Table, side: str, columns: Sequence[str]) -> Rows:
-    """The images of one side, in the form that the oracle compares."""
+    """All old rows (``side`` is "before") or all new rows ("after") of a net change, as the oracle compares rows."""
     images = change.filter(change[side].is_valid())[side].combine_chunks()
     misfits = [dict(entry or ()) for entry in images.field(RAW).to_pylist()]
     data = (written(name, images.field(name), misfits) for name in columns)

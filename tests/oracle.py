@@ -141,7 +141,7 @@ def _float(value: float) -> str:
 
 
 def _numbers(text: str | None, *, single: bool = False) -> str | None:
-    """Writes each number in Python's digits. ``single``: the text is a float4."""
+    """Writes each number in the text as Python writes a float. ``single``: the numbers are float4."""
 
     def digits(found: re.Match[str]) -> str:
         value = float(found[0])

@@ -48,7 +48,7 @@ IN_MESSAGES = INSTEAD | {
     "the while": "during ...",
     "where (it|that|this) is": "if it is",
 }
-"""The same for the texts that the program prints."""
+"""The words of ``INSTEAD``, and more words that the texts printed by the program must not contain."""
 
 
 def found(words: Iterable[str], text: str) -> list[str]:

@@ -10,7 +10,7 @@ SECONDS = 120.0
 
 
 def run_to(receiver: ReceiverProcess, goal: Lsn) -> None:
-    """Starts the receiver, and returns when it has ended at the goal."""
+    """Runs the receiver until it has received everything below ``goal``, and its process has ended."""
     receiver.start()
     try:
         receiver.until(goal)

@@ -86,10 +86,9 @@ _HELD: Final[list[socket.socket]] = []
 def held_port() -> int:
     """Reserves a port for a server that is started later. It stays reserved as long as this process lives.
 
-    This process binds the port without listening. The kernel then uses the port neither for an outgoing connection nor
-    for a process that asks for any free port. A server that binds this port by its number still can: both sides set
-    SO_REUSEADDR, as Java, asyncio and Spark do. Without the reservation, another connection could use the port before
-    the server starts.
+    This process binds the port without listening. So the kernel gives the port to no outgoing connection, and to no
+    process that asks for any free port. The later server can still bind the port by its number, because this process
+    sets SO_REUSEADDR, and so do servers in Java (such as Spark) and asyncio.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -119,7 +119,7 @@ def test_dagster_instance_differs_only_in_its_storage(name: str) -> None:
     assert named - set(settings_env()) == {"DAGSTER_POSTGRES_PASSWORD"}
 
 
-def test_the_code_location_is_found_under_its_name() -> None:
+def test_workspace_files_name_the_code_location_and_its_server() -> None:
     for place in ("compose", "kubernetes"):
         (found,) = yaml.safe_load((DEPLOY / place / "workspace.yaml").read_text())["load_from"]
         assert found["grpc_server"] == {"host": "code", "port": 4000, "location_name": LOCATION}
@@ -194,7 +194,7 @@ def test_pods_have_only_the_connections_that_they_need() -> None:
     assert "network.yaml" in kustomization["resources"]
 
 
-def test_metrics_run_beside_the_sync_and_do_not_make_its_pod_unready() -> None:
+def test_the_metrics_server_runs_in_the_pod_of_the_code_location_without_a_readiness_probe() -> None:
     (container,) = [one for one in pods()["Deployment/code"]["containers"] if one["name"] == "metrics"]
     assert "readinessProbe" not in container
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
@@ -211,7 +211,8 @@ def test_metrics_run_beside_the_sync_and_do_not_make_its_pod_unready() -> None:
 
 
 def test_tags_of_a_run_cannot_change_its_pod() -> None:
-    """An empty value of these fields allows nothing. Without the fields, everything would be allowed."""
+    """These two settings list which fields and variables of the pod a run's tags may set. Without them, Dagster allows
+    all. With an empty list, it allows none."""
     assert LAUNCHER["only_allow_user_defined_k8s_config_fields"] == {}
     assert LAUNCHER["only_allow_user_defined_env_vars"] == []
 
@@ -268,7 +269,7 @@ def test_pods_meet_the_security_standard_of_the_namespace() -> None:
             assert {"/scratch", "/tmp"} <= mounted, "its root is read only"
 
 
-def test_image_has_this_version() -> None:
+def test_deployment_files_name_the_image_of_this_version() -> None:
     assert {one["image"] for one in ours().values()} == {f"${{PGCDC_IMAGE:-{IMAGE}}}"}
     kustomization = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())
     (image,) = kustomization["images"]

@@ -1,4 +1,4 @@
-"""The hooks and CI use the tools and targets of the project, and the rule of commit messages accepts what it should."""
+"""The hooks and CI use the tools and targets of the project, and a hook accepts only Conventional Commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests the journal, the oracle of consistent points, at the commits of overlapping transactions."""
+"""Tests the journal and the chronicle, which compute the expected rows of a table at an LSN for other tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_journal_returns_the_rows_of_each_table_at_every_commit(database: Da
                 assert journal.rows_at("public.t", lsn)[1] == before[0]
 
 
-# Tests the oracle of histories with schema changes --------------------------------------------------
+# The chronicle: expected rows in tests that also change the schema ----------------------------------
 
 
 def test_chronicle_returns_the_rows_of_each_table_at_every_lsn(database: Database) -> None:

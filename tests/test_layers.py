@@ -18,7 +18,7 @@ ORDER = [
     "log", "log.receive", "spark", "feed", "points", "mirror.net", "mirror", "mirror.delta", "lake",
     "registry", "flow", "demo", "checks", "metrics", "defs", "cli",
 ]  # fmt: skip
-"""A package may import only packages that are earlier in this list. ``demo`` and the flow do not import each other."""
+"""A package may import only packages that are earlier in this list. ``demo`` and ``flow`` do not import each other."""
 PURE = {"core", "protocol", "protocol.text", "structure", "mirror.net"}
 ALLOWED = {
     "dagster": {"defs", "cli", "definitions"},
@@ -119,7 +119,7 @@ def test_a_library_is_imported_only_by_the_packages_that_may_use_it() -> None:
     ]
 
 
-def test_a_package_imports_only_packages_below_it() -> None:
+def test_a_package_imports_only_packages_earlier_in_the_list() -> None:
     place = {name: number for number, name in enumerate(ORDER)}
     assert not [
         f"{name} imports {other}"
@@ -129,7 +129,7 @@ def test_a_package_imports_only_packages_below_it() -> None:
     ]
 
 
-def test_only_the_store_touches_files_of_the_lake() -> None:
+def test_only_the_store_opens_files_of_the_lake() -> None:
     of_the_lake = [name for name in MODULES if room(name) in ON_THE_LAKE]
     with_files = {name for name in of_the_lake if {other.split(".")[0] for other in imports(name)} & FILE_SYSTEM}
     assert with_files <= NOT_OF_THE_LAKE.keys()
@@ -138,7 +138,7 @@ def test_only_the_store_touches_files_of_the_lake() -> None:
     assert not [name for name in of_the_lake if "open" in _called(name)]
 
 
-def test_the_flow_imports_no_module_of_a_target() -> None:
+def test_the_package_flow_imports_only_the_interface_of_a_target() -> None:
     assert not [
         f"{name} imports {other}"
         for name in MODULES
@@ -153,8 +153,9 @@ def _called(name: str) -> set[str]:
     return {called.id for called in calls if isinstance(called, ast.Name)}
 
 
-def test_mypy_checks_the_target_against_its_contract() -> None:
-    """mypy compares the only target, DeltaTarget, with the contract at the place where the flow uses the target."""
+def test_mypy_compares_the_target_with_its_interface() -> None:
+    """mypy compares ``DeltaTarget`` with the protocol ``Target`` where ``flow.engine`` passes it on. So the module with
+    the protocol need not import ``DeltaTarget``."""
     assert "mirror.delta.deltatarget" in own(TARGET_MAKER)
     assert not {other for other in own("mirror.target") if other.startswith(TARGETS)}
 
@@ -168,7 +169,7 @@ def test_imports_have_no_cycle() -> None:
     list(TopologicalSorter({name: own(name) for name in MODULES}).static_order())
 
 
-def test_modules_of_spark_workers_import_nothing_heavy() -> None:
+def test_modules_of_spark_workers_import_neither_spark_nor_dagster_nor_psycopg() -> None:
     for name in sorted(WORKERS):
         heavy = {"pyspark", "delta", "dagster"} | (set() if name in READ_THE_SOURCE else {"psycopg"})
         seen: set[str] = set()
@@ -181,7 +182,7 @@ def test_modules_of_spark_workers_import_nothing_heavy() -> None:
             todo |= own(one, at_once=True) - seen
 
 
-def test_pure_packages_import_nothing_heavy() -> None:
+def test_pure_packages_import_no_large_library_except_numpy_and_pyarrow() -> None:
     pure = [name for name in MODULES if room(name) in PURE]
     found = {other.split(".")[0] for name in pure for other in imports(name)}
     assert found & {"numpy", "pyarrow"}

@@ -41,7 +41,7 @@ def test_catalog_of_another_format_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '"a"', '{"format": "1"}', '{"forma'])
-def test_error_of_a_damaged_catalog_says_to_delete_it(text: str, tmp_path: Path) -> None:
+def test_error_of_a_damaged_catalog_advises_to_delete_the_file(text: str, tmp_path: Path) -> None:
     path = tmp_path / "catalog.json"
     path.write_text(text)
     with pytest.raises(SetupNeeded, match=r"is damaged, and cannot be read: .*; delete it, then run `pgcdc setup`"):

@@ -89,7 +89,7 @@ def _settled(lake: Path) -> bool:
 
 
 def _opened(folder: Path) -> bool:
-    """Whether delta-rs works in this folder, as pgcdc uses it: Delta commits of own files, checkpoints, VACUUM."""
+    """Whether delta-rs can commit a file that it did not write, make a checkpoint and run VACUUM in this folder."""
     try:
         table = DeltaTable.create(folder, pa.schema([("a", pa.int64())]))
         pq.write_table(pa.table({"a": [1, 2]}), folder / "f.parquet")
@@ -159,7 +159,9 @@ def test_spark_master_in_the_spark_setting_is_refused(monkeypatch: pytest.Monkey
         Settings.load()
 
 
-def test_spark_values_are_written_as_spark_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_values_of_the_spark_setting_become_texts_that_spark_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text("spark: {spark.dynamicAllocation.enabled: true, spark.ui.port: 4040}\n")
     found = Settings.load().spark
@@ -175,7 +177,7 @@ def test_local_master_works_with_any_lake(master: str, monkeypatch: pytest.Monke
         Settings.load()
 
 
-def test_messages_and_origin_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_messages_and_origin_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (Settings.load().messages, Settings.load().origin) == ((), "any")
     monkeypatch.setenv("PGCDC_MESSAGES", '["outbox.*", "app"]')
     monkeypatch.setenv("PGCDC_ORIGIN", "none")
@@ -183,7 +185,7 @@ def test_messages_and_origin_are_read_from_the_environment(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("value", ["auto", "off"])
-def test_streaming_is_read_from_the_environment_or_the_file(
+def test_the_setting_streaming_is_read_from_the_environment_or_the_file(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -228,7 +230,7 @@ def test_retention_may_be_written_in_several_forms(
 
 @pytest.mark.parametrize("name", ["source", "lake", "slot", "publication"])
 @pytest.mark.parametrize("written", ["123", "", "true", "[a]"])
-def test_unquoted_value_that_is_not_text_is_refused(
+def test_yaml_value_that_is_not_text_is_refused_for_a_text_setting(
     name: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -292,10 +294,10 @@ def test_source_that_sets_replication_is_refused(source: str, monkeypatch: pytes
         "host=db port=Gehe1m",
     ],
 )
-def test_source_whose_password_would_be_taken_for_another_part_is_refused(
+def test_source_with_an_unescaped_password_or_a_wrong_port_is_refused(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages name host, port and database."""
+    """Error messages show host, port and database. Here these would contain a part of the password."""
     monkeypatch.setenv("PGCDC_SOURCE", source)
     with pytest.raises(SettingsError, match=r"setting `source`: has an? (`@`|port)") as raised:
         Settings.load()
@@ -307,6 +309,8 @@ def test_source_whose_password_would_be_taken_for_another_part_is_refused(
     "source",
     ["postgresql://owner:a%40b%2Fc@h1:5432,h2:5433/shop", "host=db dbname=a@b", "postgresql:///shop?host=/tmp/sockets"],
 )
-def test_source_with_an_escaped_password_or_an_odd_name_is_taken(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_with_an_escaped_password_or_an_odd_name_is_accepted(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PGCDC_SOURCE", source)
     assert Settings.load().source == source

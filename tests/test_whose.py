@@ -63,7 +63,7 @@ OF_A_COPY = {
     "53100": Whose.ALL,  # the source's disk is full
     "53200": Whose.ALL,  # the source has no memory
     "53300": Whose.ALL,  # too many connections
-    "57P01": Whose.ALL,  # terminated; a copy is repeated a few times
+    "57P01": Whose.ALL,  # the session was terminated; a copy is tried again a few times
     "57P02": Whose.ALL,
     "57P03": Whose.ALL,
     "08006": Whose.ALL,  # the connection was lost
@@ -71,18 +71,18 @@ OF_A_COPY = {
     "28P01": Whose.ALL,
     "3D000": Whose.ALL,
 }
-"""By SQLSTATE of a statement on one table: whom the error concerns."""
+"""For the SQLSTATE of a failed statement on one table: whom the error concerns."""
 
 
 @pytest.mark.parametrize(("state", "expected"), OF_A_COPY.items(), ids=OF_A_COPY)
-def test_error_of_a_copy_concerns_one_table_or_all(state: str, expected: Whose) -> None:
+def test_sqlstate_of_a_failed_copy_shows_whether_one_table_or_all_are_affected(state: str, expected: Whose) -> None:
     error = ServerError(state, "refused").of_table("public.t")
-    # An interrupted read is later raised as CopyBlocked or CopyOutdated, unless the source is unreachable.
+    # An interrupted copy of a table later fails with CopyBlocked or CopyOutdated, unless the source is unreachable.
     found = Whose.WAITS if state in INTERRUPTED and whose(error) is not Whose.ALL else whose(error)
     assert found is expected
 
 
-def test_missing_right_without_a_table_concerns_all_tables() -> None:
+def test_missing_right_that_names_no_table_concerns_all_tables() -> None:
     assert whose(ServerError("42501", "permission denied to start WAL sender").typed()) is Whose.ALL
 
 
@@ -107,5 +107,5 @@ OTHERS: list[tuple[BaseException, Whose]] = [
 
 
 @pytest.mark.parametrize(("error", "expected"), OTHERS, ids=lambda one: repr(one)[:40])
-def test_error_of_a_library_concerns_one_table_or_all(error: BaseException, expected: Whose) -> None:
+def test_which_errors_of_python_and_libraries_concern_only_one_table(error: BaseException, expected: Whose) -> None:
     assert (of_one_table(error) is not None) is (expected is Whose.ASIDE)

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Groups, group, pytest_xdist_make_scheduler
 
 
-def test_tests_that_share_a_server_or_a_command_are_one_group(request: pytest.FixtureRequest) -> None:
+def test_tests_that_share_a_server_or_pgcdc_up_are_in_one_group(request: pytest.FixtureRequest) -> None:
     for item in request.session.items:
         names = getattr(item, "fixturenames", ())
         if "up" in names:
@@ -22,7 +22,9 @@ def test_tests_that_share_a_server_or_a_command_are_one_group(request: pytest.Fi
             assert group(item.nodeid) in (item.nodeid.split("::")[0], item.nodeid)
 
 
-def test_workers_are_given_whole_groups(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tests_of_a_group_are_given_to_one_worker(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pytestconfig.option, "dist", "loadgroup")
     monkeypatch.setattr(pytestconfig.option, "tx", ["popen"])
     scheduler = pytest_xdist_make_scheduler(pytestconfig, None)
@@ -34,7 +36,7 @@ def test_workers_are_given_whole_groups(pytestconfig: pytest.Config, monkeypatch
 
 
 @pytest.mark.long
-def test_test_that_kills_its_worker_is_run_once(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+def test_a_test_that_kills_its_worker_is_not_run_again(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     tests = """
 import os, pathlib
 def test_before(): pass

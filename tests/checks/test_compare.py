@@ -71,7 +71,7 @@ def test_each_kind_of_difference_is_counted_and_named(tmp_path: Path, rows_expec
     assert sorted(found.keys["extra"]) == [4, 6]
 
 
-def test_the_number_of_examples_is_limited(tmp_path: Path) -> None:
+def test_at_most_three_keys_of_missing_rows_are_kept_as_examples(tmp_path: Path) -> None:
     found = _compared(tmp_path, [(key, key) for key in range(100)], [])
     assert (found.missing, len(found.keys["missing"])) == (100, 3)
 

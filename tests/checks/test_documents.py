@@ -23,7 +23,7 @@ def test_the_schema_in_the_docs_is_current(command: str) -> None:
     assert f"json/{held.name}" in PAGE.read_text()
 
 
-def test_every_command_with_json_has_a_document() -> None:
+def test_every_command_with_the_option_json_has_a_document_type() -> None:
     asked = {name for name, command in pgcdc.commands.items() if any("--json" in p.opts for p in command.params)}
     assert asked == DOCUMENTS.keys()
 
@@ -48,6 +48,8 @@ def test_a_document_with_another_field_or_type_is_refused() -> None:
         (StoreFailed("x", thing="t"), "lake_unreachable"),
     ],
 )
-def test_a_refusal_has_a_code(error: SettingsError | StoreFailed, code: str) -> None:
+def test_the_document_of_a_refused_command_has_the_code_of_its_error(
+    error: SettingsError | StoreFailed, code: str
+) -> None:
     (problem,) = jsondocuments.checked("status", refused(error).to_json())["problems"]
     assert (problem["code"], problem["severity"]) == (code, "error")

@@ -271,8 +271,8 @@ def test_a_renamed_table_is_only_a_warning() -> None:
     assert found.what == "was renamed to public.orders2: its mirror will be renamed too"
 
 
-def test_a_table_whose_name_is_not_text_must_be_renamed() -> None:
-    """No sync can continue this mirror, neither before nor after the next catalog check."""
+def test_a_table_name_that_is_not_valid_text_must_be_changed_on_the_source() -> None:
+    """The error is reported before a sync has noticed the name, and after it."""
     garbage = TableName("public", Encoding.of("EUC_JP").shown(b"\xa9\xa1"))
     publication = PublicationFacts("pgcdc", frozenset({garbage, LEAF_A, LEAF_B}))
     renamed = _source(publications={"pgcdc": publication}, called={1: garbage, 2: EVENTS})
@@ -345,10 +345,10 @@ def test_errors_are_listed_first() -> None:
     ],
     ids=["of nobody", "copied since", "copied before"],
 )
-def test_rows_that_went_into_no_mirror_are_reported(
+def test_rows_that_no_mirror_contains_are_reported(
     table: TableName | None, copied: Lsn | None, told: tuple[str, str, str] | None
 ) -> None:
-    """The problem is still reported after the run has ended."""
+    """The problem is still reported after the end of the run that found these rows."""
     rows = UntakenRows(9, TableName("public", "detached"), 12, Lsn(AT - 100), Lsn(AT - 100), Lsn(AT - 50))
     found = [
         p

@@ -55,29 +55,31 @@ def found(log: ChangeLog, catalog: Catalog, positions: Mapping[TableName, Lsn | 
     return pending(log, catalog, [TableFacts(name, TableState.STREAMING, lsn) for name, lsn in positions.items()])
 
 
-def test_a_mirror_that_has_all_its_transactions_lacks_nothing(log: ChangeLog, catalog: Catalog) -> None:
+def test_a_mirror_that_lacks_no_transaction_is_not_listed(log: ChangeLog, catalog: Catalog) -> None:
     end = ends(log)
     assert found(log, catalog, {T1: end[4], T2: end[4]}) == {}
     assert found(log, catalog, {T1: end[4], T2: end[3]}) == {}, "the last batch has no rows of t2"
 
 
-def test_the_first_batch_with_rows_of_the_table_counts(log: ChangeLog, catalog: Catalog) -> None:
+def test_the_oldest_missing_transaction_is_in_the_first_batch_with_rows_of_the_table(
+    log: ChangeLog, catalog: Catalog
+) -> None:
     end = ends(log)
     both = found(log, catalog, {T1: end[0], T2: end[0]})
     assert {name: one.start for name, one in both.items()} == {T1: end[3], T2: end[0]}
     assert both[T2].committed == log.batches(end[0])[0].first_commit_ts
 
 
-def test_a_table_that_was_set_aside_long_ago_has_its_own_search(log: ChangeLog, catalog: Catalog) -> None:
+def test_each_table_is_searched_from_its_own_position(log: ChangeLog, catalog: Catalog) -> None:
     end = ends(log)
     assert {name: one.start for name, one in found(log, catalog, {T1: START, T2: end[3]}).items()} == {T1: START}
 
 
-def test_a_table_without_a_position_is_left_out(log: ChangeLog, catalog: Catalog) -> None:
+def test_a_table_without_a_position_is_not_searched(log: ChangeLog, catalog: Catalog) -> None:
     assert found(log, catalog, {T1: None}) == {}
 
 
-def test_a_long_search_ends_with_what_the_bounds_of_the_files_say(
+def test_a_search_that_reaches_its_limit_uses_the_bounds_of_the_files_instead(
     log: ChangeLog, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of_module, "READ_BYTES", 0)
@@ -90,7 +92,8 @@ def test_a_long_search_ends_with_what_the_bounds_of_the_files_say(
 def test_tables_at_many_positions_are_searched_together(
     log: ChangeLog, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tables that were set aside do not use up the bytes that are read for the others."""
+    """The search reads a limited number of bytes. Many tables that were set aside must not use up this limit
+    before the search for other tables."""
     walks, in_order = [], log.in_order
 
     def counted(after: Lsn) -> Iterator[tuple[Segment, tuple[BatchSummary, ...]]]:
@@ -130,7 +133,7 @@ def test_last_comparison_of_each_table_is_kept(layout: Layout) -> None:
     assert {name: (proof.lsn, proof.equal) for name, proof in found.items()} == {A: (5, True), B: (9, True)}
 
 
-def test_a_difference_that_unpublished_updates_explain_is_no_difference(layout: Layout) -> None:
+def test_a_difference_that_unpublished_updates_explain_counts_as_equal(layout: Layout) -> None:
     keep_proofs(layout, [TableReport(A, extra=1, updates_seen=False, lsn=Lsn(5)), TableReport(C, extra=1, lsn=Lsn(5))])
     assert {name: proof.equal for name, proof in read_proofs(layout).items()} == {A: True, C: False}
 
@@ -160,16 +163,16 @@ def test_a_table_that_lacks_a_transaction_lags_since_its_commit() -> None:
     assert _lag(LEVEL, EVENTS, Pending(Lsn(AT - 1000), AGO), None) == Lag(1000, 40.0)
 
 
-def test_a_table_that_lacks_none_does_not_lag() -> None:
-    """Its position may be lower than the source's, because other tables have changed."""
+def test_a_table_that_lacks_no_transaction_does_not_lag() -> None:
+    """Its position may be below the source's position, because only other tables have changed since."""
     assert _lag(LEVEL, EVENTS, None, AGO) == Lag(1000, 0.0)
 
 
-def test_while_a_process_receives_the_rest_is_on_its_way() -> None:
+def test_the_lag_is_zero_while_a_process_receives_the_rest_of_the_wal() -> None:
     assert _lag(replace(BEHIND, at_work="`pgcdc follow` (pid 5)"), ORDERS, None, AGO) == Lag(0, 0.0)
 
 
-def test_while_nobody_receives_a_table_may_lag_since_the_last_reception() -> None:
+def test_without_a_receiving_process_the_lag_counts_from_the_last_reception() -> None:
     assert _lag(BEHIND, ORDERS, None, AGO) == Lag(0, 40.0)
     assert _lag(replace(BEHIND, slot=_inactive(7)), ORDERS, None, AGO) == Lag(0, 7.0)
     assert _lag(BEHIND, ORDERS, None, None) == Lag(0, None)
@@ -184,6 +187,6 @@ def _inactive(seconds: float) -> SlotStatus:
     )  # fmt: skip
 
 
-def test_without_the_source_only_the_log_counts() -> None:
+def test_without_the_source_the_lag_counts_only_transactions_in_the_log() -> None:
     assert _lag(replace(LEVEL, source=None), ORDERS, None, AGO) == Lag(None, None)
     assert _lag(replace(LEVEL, source=None), ORDERS, Pending(AT, AGO), None) == Lag(None, 40.0)

@@ -127,8 +127,8 @@ def test_the_process_that_writes_to_the_lake_is_named(project: Project) -> None:
         assert project.status().at_work is None
 
 
-def test_prepared_transactions_in_the_spill_folder_are_listed(project: Project) -> None:
-    """The oldest transaction is listed first. A transaction without published changes is stored, too, but not
+def test_prepared_transactions_that_the_lake_stores_are_listed(project: Project) -> None:
+    """The oldest transaction is listed first. A transaction without changes of published tables is stored, too, but not
     listed."""
     project.log(project.setup())
     folder = PreparedFolder(project.settings.layout.change_log)
@@ -233,7 +233,7 @@ def test_status_does_not_wait_for_a_locked_table(project: Project) -> None:
         assert time.monotonic() - began < 30
 
 
-def test_a_table_without_identity_is_reported(project: Project) -> None:
+def test_a_table_without_replica_identity_is_reported(project: Project) -> None:
     with project.source.connect() as conn:
         conn.execute("CREATE TABLE c (x int)")
     project.setup()

@@ -120,7 +120,7 @@ def test_the_text_of_a_value_that_does_not_fit_is_compared(kinds: Kinds) -> None
                     _one_difference(kinds.compared(rows), key=str(n + 1), column=name)
 
 
-def test_a_clipped_value_with_the_wrong_text_is_found(kinds: Kinds) -> None:
+def test_a_value_next_to_a_text_that_says_it_does_not_fit_is_a_difference(kinds: Kinds) -> None:
     rows = mirrors.mirror_rows()
     place = next(n for n, value in enumerate(mirrors.KINDS["ts"].values) if value.raw == "infinity")
     rows[place]["ts"] = rows[1]["ts"]
@@ -205,7 +205,7 @@ def test_null_and_empty_text_differ_in_a_table_with_one_column(lake: Lake) -> No
     assert not lake.verify().ok
 
 
-def test_keys_of_several_columns_may_have_values_that_do_not_fit(lake: Lake) -> None:
+def test_composite_keys_may_have_values_that_do_not_fit(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (day date, at timestamptz, y bytea, v int, PRIMARY KEY (y, at, day));"
         "INSERT INTO t VALUES ('infinity', '2024-02-29 12:00+00', '\\xff', 1), ('2024-02-29', '-infinity', '', 2)",
@@ -260,7 +260,7 @@ def test_a_partitioned_table_is_compared_with_its_leaves(lake: Lake) -> None:
     assert lake.only().examples == (Example("different", {"id": "11"}, ("_pgcdc_leaf",)),)
 
 
-def test_a_leaf_that_is_not_decoded_is_not_compared_but_named(lake: Lake) -> None:
+def test_an_unlogged_leaf_is_not_compared_but_named_in_the_reason(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10);"
@@ -274,7 +274,7 @@ def test_a_leaf_that_is_not_decoded_is_not_compared_but_named(lake: Lake) -> Non
     assert table.reason == "partition public.t2 is UNLOGGED: its rows are not replicated"
 
 
-def test_a_renamed_leaf_is_compared_under_its_name_at_the_copy(lake: Lake) -> None:
+def test_a_leaf_renamed_after_the_copy_is_compared_under_its_earlier_name(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'a')",
@@ -287,7 +287,7 @@ def test_a_renamed_leaf_is_compared_under_its_name_at_the_copy(lake: Lake) -> No
     assert lake.verify().ok
 
 
-def test_with_publish_via_root_the_leaf_of_a_row_is_not_compared(lake: Lake) -> None:
+def test_with_publish_via_root_the_column_pgcdc_leaf_is_not_compared(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10); INSERT INTO t VALUES (1, 'a'), (2, 'b');"
@@ -398,7 +398,7 @@ def test_a_table_that_left_the_publication_is_not_equal(lake: Lake) -> None:
     assert "is no longer published" in report.tables[0].reason
 
 
-def test_columns_are_read_from_the_snapshot(lake: Lake) -> None:
+def test_columns_of_the_source_are_read_from_the_snapshot_not_from_the_saved_catalog(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
     catalog = lake.catalog()
     lake.script("ALTER TABLE t ADD COLUMN more int; UPDATE t SET more = 5")
@@ -486,8 +486,8 @@ def test_a_table_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
 
 
 def test_a_table_truncated_during_the_wait_for_the_mirrors_is_compared(lake: Lake) -> None:
-    """This works after any number of truncates: after a new snapshot, the table is read before verify waits for the
-    mirrors."""
+    """verify takes a new snapshot. It reads the truncated table right after the snapshot, and only then waits for the
+    mirrors. So a truncate during this wait does not matter, however often it happens."""
     report = _beside(lake, "TRUNCATE t; INSERT INTO t VALUES (1, 'a')")
     assert [table.verdict for table in report.tables] == ["equal", "equal"]
 
@@ -526,7 +526,7 @@ def test_a_table_truncated_after_every_snapshot_is_not_compared(lake: Lake) -> N
     assert in_a_sentence(report) == "no table differs; tables could not be compared: public.t"
 
 
-def test_a_difference_decides_the_exit_code(lake: Lake) -> None:
+def test_the_exit_code_is_1_if_one_table_differs_and_another_cannot_be_compared(lake: Lake) -> None:
     report = _beside(lake, after_snapshot="TRUNCATE t", other="wrong")
     altered, other = report.tables
     assert (altered.verdict, other.verdict, report.exit_code) == ("not_compared", "differs", 1)

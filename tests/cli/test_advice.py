@@ -87,7 +87,7 @@ def _physical(shell: Shell) -> None:
 
 
 def _publication_by_hand(shell: Shell) -> None:
-    """Creates a publication as another owner would have, and a physical slot with the name of our slot."""
+    """Creates a publication without `pgcdc setup`, and a physical slot. Both have the name of the project's slot."""
     run_sql(shell, sql.SQL("CREATE PUBLICATION {} FOR TABLE a").format(sql.Identifier(slot_of(shell))).as_string(None))
     _physical(shell)
 
@@ -152,7 +152,7 @@ def _drop_any_physical(shell: Shell) -> None:
 
 
 @pytest.mark.long
-def test_updates_and_deletes_are_applied_after_a_table_got_an_identity(shell: Shell) -> None:
+def test_advised_replica_identity_ends_the_warning_about_updates_and_deletes(shell: Shell) -> None:
     run_sql(shell, "CREATE TABLE keyless (v int)")
     said = shell.pgcdc("setup")
     assert "give it a primary key, or ALTER TABLE public.keyless REPLICA IDENTITY FULL; then run `pgcdc setup`" in said
@@ -160,7 +160,7 @@ def test_updates_and_deletes_are_applied_after_a_table_got_an_identity(shell: Sh
     assert "are not replicated" not in shell.pgcdc("setup")
 
 
-def test_partitions_without_a_shared_key_are_published_with_full_identity(shell: Shell) -> None:
+def test_partitions_without_a_shared_key_need_replica_identity_full_on_each(shell: Shell) -> None:
     run_sql(
         shell, "CREATE TABLE parts (a int NOT NULL, b int NOT NULL) PARTITION BY LIST (a);"
         "CREATE TABLE parts_1 PARTITION OF parts (PRIMARY KEY (a)) FOR VALUES IN (1);"
@@ -175,5 +175,5 @@ def test_partitions_without_a_shared_key_are_published_with_full_identity(shell:
     assert "are not replicated" not in shell.pgcdc("setup")
 
 
-def test_the_advice_of_each_case_is_printed_by_the_program() -> None:
+def test_the_advice_of_each_case_is_in_the_source_code() -> None:
     assert {case.advice for case in CASES} <= advice()

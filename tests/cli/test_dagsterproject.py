@@ -64,15 +64,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, bool]]:
-    """Adds a command ``show``. The list gets the settings that each call of ``show`` sees, and whether they are those
-    of a component."""
+    """Adds a command ``show`` to pgcdc. Each call of ``show`` appends its settings to the returned list, and whether
+    they are the settings of a component."""
     found: list[tuple[Settings, bool]] = []
     show = click.command("show")(lambda: found.append((Settings.load(), is_component())))
     monkeypatch.setitem(pgcdc.commands, "show", show)
     return found
 
 
-def test_settings_are_those_of_the_component(project: Path, shown: list[tuple[Settings, bool]]) -> None:
+def test_a_command_uses_the_settings_of_the_component(project: Path, shown: list[tuple[Settings, bool]]) -> None:
     assert run(["--component", "shop", "show"]) == 0
     ((found, of_component),) = shown
     assert of_component
@@ -84,7 +84,7 @@ def test_settings_are_those_of_the_component(project: Path, shown: list[tuple[Se
 
 
 @pytest.mark.parametrize(("option", "form"), [((), "json"), (("--log-format", "text"), "text")])
-def test_lines_have_the_format_of_the_component(
+def test_log_lines_have_the_format_of_the_component_unless_an_option_sets_it(
     project: Path, capfd: pytest.CaptureFixture[str], option: tuple[str, ...], form: str
 ) -> None:
     file = project / "src/shop_project/defs/shop/defs.yaml"
@@ -202,7 +202,7 @@ def test_a_request_that_another_site_could_forge_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3:3000", f"{socket.gethostname()}:3000", "localhost:3000"])
-def test_a_server_for_other_machines_answers_to_its_own_names(host: str) -> None:
+def test_a_webserver_for_other_machines_refuses_foreign_host_names(host: str) -> None:
     assert refusal("GET", "/", {"host": host}, "0.0.0.0") is None
     assert refusal("GET", "/", {"host": "evil.example"}, "0.0.0.0")
 
@@ -234,7 +234,7 @@ def test_refused_requests_do_not_reach_the_application() -> None:
     assert [message["type"] for message in _sent(socket)] == ["websocket.close"]
 
 
-def test_up_replaces_only_the_command_that_starts_the_webserver() -> None:
+def test_up_guards_the_webserver_and_leaves_the_daemon_command_unchanged() -> None:
     daemon = ["python", "-m", "dagster._daemon", "run"]
     assert guarded(daemon) == daemon
     webserver = guarded(["python", "-m", "dagster_webserver", "--host", "127.0.0.1"])

@@ -11,7 +11,7 @@ from tests.end_to_end.command import Project
 
 @pytest.mark.process
 @pytest.mark.long
-def test_the_demo_proves_every_table_equal(tmp_path: Path) -> None:
+def test_the_demo_verifies_that_all_tables_are_equal(tmp_path: Path) -> None:
     project = Project(tmp_path, {"TMPDIR": str(tmp_path), "PGCDC_SOURCE": "host=/nowhere", "PGCDC_TABLES": "wrong"})
     result = project.run("demo", "--seconds", "10")
     assert result.out.count("equal") == 8

@@ -1,4 +1,4 @@
-"""The help shows every command with its whole sentence, under a topic, and with examples that are valid."""
+"""The help lists each command under a topic, with its whole first sentence. Examples in the help are valid."""
 
 from __future__ import annotations
 

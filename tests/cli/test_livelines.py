@@ -1,4 +1,4 @@
-"""What a running command shows on a terminal, from the states of a run."""
+"""The lines that show the progress of a running command on a terminal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_phase_lsn_lag_and_rate_are_shown(clock: Clock) -> None:
     assert live.lines == ["follow: following, at 0/1A2B3C, 0 B behind, 2,500 rows/s"]
 
 
-def test_the_rate_is_that_of_the_last_seconds(clock: Clock) -> None:
+def test_the_rate_is_measured_over_the_last_seconds(clock: Clock) -> None:
     live = LiveLines("sync", clock)
     for rows in (0, 1_000, *(1_000 for _ in range(15))):
         live.update(replace(STATE, rows=rows))
@@ -63,7 +63,7 @@ def test_copies_show_table_rows_bytes_and_time_left(clock: Clock) -> None:
     assert live.lines == ["sync: copying, 0 rows/s", "copies: table 1 of 12, 0 rows"]
     copies.bytes, copies.copied, read = 40 << 30, 2, (1_200_000, 10 << 30)
     clock.now += 600
-    # No new state of the run is needed: a turn may take long while the copies go on.
+    # The line is up to date without a new state of the run. A run reports none while it applies many changes.
     assert live.lines[1] == "copies: table 3 of 12, 1,200,000 rows, 10.0 GiB of 40.0 GiB, 30 min left"
     copies.copied, read = 12, (9_000_000, 41 << 30)
     assert live.lines[1] == "copies: table 12 of 12, 9,000,000 rows, 40.0 GiB of 40.0 GiB"
@@ -74,12 +74,12 @@ def test_copies_show_table_rows_bytes_and_time_left(clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 << 20, "200 MiB"), (3 << 50, "3.0 PiB")]
 )
-def test_amounts(count: int, text: str) -> None:
+def test_bytes_are_shown_with_a_fitting_unit(count: int, text: str) -> None:
     assert amount(count) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (59, "59 s"), (61, "1 min"), (7_500, "2 h 5 min")])
-def test_durations(seconds: float, text: str) -> None:
+def test_durations_are_shown_in_at_most_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -104,7 +104,7 @@ class Screen:
                 self._said += piece
 
 
-def test_a_terminal_shows_the_state_and_keeps_the_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_runs_state_and_keeps_the_lines_about_events(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(monkeypatch)
     progress = ConsoleProgress()
     asked: list[int] = []
@@ -125,7 +125,9 @@ def test_a_terminal_shows_the_state_and_keeps_the_notes(monkeypatch: pytest.Monk
     assert "watch: table [b]public.a[/b]\\nb: is published now" in screen.words
 
 
-def test_without_a_terminal_lines_are_plain_and_the_source_is_not_asked(capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_lines_have_no_escape_sequences_and_the_source_is_not_queried(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     progress = ConsoleProgress()
     with progress.shown("follow"):
         progress.moving(lambda: pytest.fail("asked the source"))

@@ -1,4 +1,4 @@
-"""Log lines as JSON: of commands, of a run, and of the receiver's process. Logs of the project that are rotated."""
+"""Log lines of commands, runs and the receiver's process as JSON, and the rotation of the project's log files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECRET = "s3cr3t"
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     for name in ("SOURCE", "LAKE", "LOG_FORMAT"):
-        # Set first, so that a value that a command sets does not outlive the test.
+        # After this, monkeypatch deletes the variable at the end of the test, even if a command has set it.
         monkeypatch.setenv(f"PGCDC_{name}", "x")
         monkeypatch.delenv(f"PGCDC_{name}")
     yield
@@ -104,7 +104,7 @@ def _run(progress: ConsoleProgress) -> None:
         progress.range_closed(RANGE)
 
 
-def test_lines_of_a_run_have_stage_table_and_lsn(capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_log_lines_of_a_run_have_stage_table_and_lsn(capfd: pytest.CaptureFixture[str]) -> None:
     logs.begin(as_json=True)
     _run(ConsoleProgress())
     watch, copied, closed, applied = lines(capfd.readouterr().err)
@@ -120,7 +120,7 @@ def test_lines_of_a_run_have_stage_table_and_lsn(capfd: pytest.CaptureFixture[st
     assert (applied["stage"], applied["table"], applied["lsn"], applied["inserted"]) == ("apply", "public.t", "0/9", 3)
 
 
-def test_lines_of_a_run_are_plain_without_json(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_of_a_run_are_text_by_default(capfd: pytest.CaptureFixture[str]) -> None:
     _run(ConsoleProgress())
     told = [line.partition("s ")[2] for line in capfd.readouterr().err.splitlines()]
     assert told == [
@@ -130,7 +130,7 @@ def test_lines_of_a_run_are_plain_without_json(capfd: pytest.CaptureFixture[str]
     ]
 
 
-def test_a_line_has_the_fields_of_its_block_and_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_line_has_the_fields_of_logs_about_and_of_its_own_call(capfd: pytest.CaptureFixture[str]) -> None:
     logs.begin(as_json=True, process="receiver")
     with logs.about(stage="apply", lsn="0/1"):
         logging.getLogger("pgcdc_assets.log.commit").warning("%d tables", 2, extra={"lsn": "0/2"})
@@ -170,8 +170,10 @@ def test_the_receiver_writes_to_the_stderr_of_its_parent(
     assert (tmp_path / "run.log").read_text() == "noise\n"
 
 
-def test_failures_are_kept_over_restarts(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file has message and traceback, stderr has neither."""
+def test_tracebacks_of_several_starts_are_kept_in_the_failure_file(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has the messages and the tracebacks of the errors. Stderr has neither."""
     failing = click.Command(
         "failing", callback=lambda number: [][number], params=[click.Argument(["number"], type=int)]
     )
@@ -203,7 +205,7 @@ def test_a_log_is_rotated_while_other_processes_write_it(tmp_path: Path, monkeyp
     assert "log" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_line_to_stderr_keeps_its_level(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_prefix_of_a_line_on_stderr_sets_its_log_level(capfd: pytest.CaptureFixture[str]) -> None:
     logs.begin(as_json=True)
     for text in ("warning: slot x: is old", "pgcdc: 2 tables", "PostgreSQL waits for pid 5"):
         say(text, err=True)

@@ -1,4 +1,4 @@
-"""`pgcdc metrics` at each stage, with source, slot or lake missing. It never fails because of them, and never hangs."""
+"""`pgcdc metrics` at each stage of a project. It neither fails nor hangs if source, slot or lake are missing."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_metrics_before_and_after_setup_and_without_slot(shell: Shell) -> None:
     assert found["pgcdc_ready", ()] == 0
 
 
-def test_a_source_that_is_away_or_silent_is_a_value(shell: Shell) -> None:
+def test_an_unreachable_or_silent_source_is_shown_as_up_0(shell: Shell) -> None:
     shell.pgcdc("setup")
     shell.set(SOURCE=f"host=127.0.0.1 port={held_port()} dbname=d user=u password={SECRET}")
     assert up(printed(shell)) == FOUND | {"source": 0, "slot": 0, "log": 0}
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        # The kernel accepts the connection, and nobody answers.
+        # The kernel accepts the connection, but no program answers.
         port = silent.getsockname()[1]
         shell.set(SOURCE=f"host=127.0.0.1 port={port} dbname=d user=u password={SECRET}")
         found = printed(shell)
@@ -65,7 +65,7 @@ def test_a_source_that_is_away_or_silent_is_a_value(shell: Shell) -> None:
     assert found["pgcdc_problems", ("error",)] >= 1
 
 
-def test_another_source_than_the_project_s_own_is_not_shown(shell: Shell) -> None:
+def test_a_source_that_is_not_the_projects_own_is_shown_as_up_0_without_values(shell: Shell) -> None:
     shell.pgcdc("setup")
     shell.set(SOURCE=shell.database.server.conninfo_of("postgres"))
     found = printed(shell)
@@ -107,7 +107,7 @@ def got(url: str) -> tuple[int, str]:
 
 
 @pytest.mark.process
-def test_the_server_answers_while_the_source_is_away_and_ends_with_sigterm(shell: Shell) -> None:
+def test_the_server_answers_while_the_source_is_unreachable_and_ends_on_sigterm(shell: Shell) -> None:
     shell.pgcdc("setup")
     shell.set(SOURCE=f"host=127.0.0.1 port={held_port()} dbname=d user=u password={SECRET}")
     with served() as (process, url):

@@ -1,7 +1,7 @@
-"""The most common mistakes of users, one per row of a table. The message names the problem, the object, and what to do.
+"""The most common mistakes of users. The error message names the problem, the object, and what to do.
 
-A row contains a function that makes the mistake in a project folder, the command, its exit code, and phrases that the
-message must contain. The message never contains a traceback, a secret, or texts of the libraries.
+Each entry of ``MISTAKES`` contains a function that makes the mistake in a project folder, the command, its exit code,
+and phrases that the message must contain. The message never contains a traceback, a secret, or texts of the libraries.
 """
 
 from __future__ import annotations
@@ -289,5 +289,5 @@ def test_a_mistake_is_explained(mistake: Mistake, rig: Rig) -> None:
     assert len(said.splitlines()) <= LINES, said
 
 
-def test_the_table_has_a_row_for_each_common_mistake() -> None:
+def test_at_least_twenty_different_mistakes_are_tested() -> None:
     assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES) >= 20

@@ -38,7 +38,7 @@ WITHOUT_A_LAKE = {"pack", "demo", "metrics"}
 
 @pytest.fixture
 def noted(shell: Shell) -> Shell:
-    """The project has a change log in ./lake, as right after the first sync created it."""
+    """The project has recorded an empty change log in ./lake, as its first sync does."""
     shell.pgcdc("setup")
     saved = load_catalog(CATALOG_FILE)
     assert saved is not None
@@ -194,7 +194,7 @@ def test_a_project_without_setup_is_refused_before_anything_starts(shell: Shell)
             assert "there is no saved catalog; run `pgcdc setup`" in shell.pgcdc(*arguments, expect=1), arguments
 
 
-def test_a_link_to_the_lake_is_the_same_lake(noted: Shell) -> None:
+def test_a_symbolic_link_to_the_lake_is_the_same_lake(noted: Shell) -> None:
     Path("link").symlink_to("lake")
     noted.set(LAKE="link")
     noted.pgcdc("status")
@@ -244,7 +244,7 @@ def test_another_slot_is_refused_before_anything_changes(noted: Shell, arguments
 
 
 @pytest.mark.parametrize("content", ['{"lake": 1', "[" * 100_000], ids=["torn", "deep"])
-def test_an_unreadable_record_of_the_lake_is_reported(noted: Shell, content: str) -> None:
+def test_a_damaged_record_of_which_lake_the_project_uses_is_reported(noted: Shell, content: str) -> None:
     NOTE_FILE.write_text(content)
     said = noted.pgcdc("status", expect=2)
     assert f"{NOTE_FILE}: cannot be read; delete it" in said

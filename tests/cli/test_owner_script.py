@@ -76,7 +76,9 @@ def test_a_table_created_later_needs_the_script_again(shell: Shell, conn: psycop
     assert "hr.later" in shell.pgcdc("setup")
 
 
-def test_an_unlogged_partition_needs_the_right_to_read_it(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+def test_the_role_needs_the_right_to_read_an_unlogged_partition(
+    shell: Shell, conn: psycopg.Connection, role: str
+) -> None:
     """A copy reads the partition as soon as it is LOGGED."""
     conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
     conn.execute("CREATE UNLOGGED TABLE hr.p2 PARTITION OF hr.p FOR VALUES FROM (10) TO (20)")

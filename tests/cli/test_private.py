@@ -54,7 +54,7 @@ def test_the_scratch_folder_of_spark_is_private(spark: SparkSession) -> None:
     assert mode(Path(spark.conf.get("spark.local.dir") or "/")) == 0o700
 
 
-def test_an_empty_dagster_home_gets_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_dagster_home_gets_our_dagster_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     assert dagster_home() == tmp_path
     assert (tmp_path / "dagster.yaml").read_text() == INSTANCE_YAML

@@ -40,7 +40,7 @@ def other(database: Database) -> Iterator[Database]:
         yield other
 
 
-def test_without_the_source_variable_nothing_is_changed(shell: Shell) -> None:
+def test_a_command_without_the_setting_source_stops_and_changes_nothing(shell: Shell) -> None:
     shell.pgcdc("setup")
     Path("pgcdc.yaml").unlink()
     shell.set(SOURCE=None)
@@ -95,7 +95,7 @@ def test_the_embedded_server_is_refused_for_a_project_of_another_source(shell: S
     assert shell.files() == before
 
 
-def test_without_a_source_and_without_setup_the_message_shows_both_choices(shell: Shell) -> None:
+def test_without_source_and_setup_the_error_offers_a_database_or_the_embedded_server(shell: Shell) -> None:
     shell.set(SOURCE=None)
     for arguments in COMMANDS:
         said = shell.pgcdc(*arguments, expect=2)
@@ -128,7 +128,7 @@ def test_a_url_with_a_password_is_written_without_the_password(shell: Shell) -> 
     assert conninfo_to_dict(yaml.safe_load(Path("pgcdc.yaml").read_text())["source"]) == given
 
 
-def test_a_file_in_flow_style_is_not_changed(shell: Shell) -> None:
+def test_a_settings_file_in_yaml_flow_style_is_not_changed(shell: Shell) -> None:
     Path("pgcdc.yaml").write_text("{batch_seconds: 2}\n")
     said = shell.pgcdc("setup")
     assert "write this line into it: source: " in said
@@ -164,7 +164,7 @@ def test_after_teardown_forget_a_project_can_use_another_source(shell: Shell, ot
 
 
 @pytest.mark.long
-def test_the_embedded_server_is_used_where_the_project_was_set_up_with_it(shell: Shell) -> None:
+def test_the_embedded_server_is_used_if_the_project_was_set_up_with_it(shell: Shell) -> None:
     shell.set(SOURCE="embedded", SLOT=None, PUBLICATION=None)
     server = shop.server(STATE_FOLDER)
     try:
@@ -207,7 +207,8 @@ def rename(shell: Shell, old: str, new: str) -> None:
 
 @pytest.fixture
 def renamed(shell: Shell) -> Iterator[Shell]:
-    """A project that was synced without Spark, and whose database was then renamed to ``<name>_new``."""
+    """A project whose database was renamed to ``<name>_new`` after a sync. This sync only received changes, so it
+    started no Spark."""
     name = shell.database.name
     for command in ("setup", "pause apply", "sync"):
         shell.pgcdc(*command.split())

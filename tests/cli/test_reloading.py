@@ -79,7 +79,7 @@ def test_definitions_are_reloaded_when_columns_or_comments_change() -> None:
     assert len(asked) == 2
 
 
-def test_the_check_of_the_saved_catalog_does_not_wait_for_the_reload() -> None:
+def test_the_check_for_a_new_catalog_returns_while_dagster_still_reloads() -> None:
     _saved("a")
     asked: list[int] = []
 

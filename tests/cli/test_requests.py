@@ -129,7 +129,7 @@ def test_the_program_in_the_docs_prints_problems_and_lags(shell: Shell) -> None:
     assert printed[-2:] == ["public.a waiting None", "public.b waiting None"]
 
 
-# How the Dagster run that a command starts in its own process ends ----------------------------------
+# Ctrl-C while a command executes a Dagster run in its own process -----------------------------------
 
 
 @dg.op(name="pgcdc_deaf", config_schema={})
@@ -145,20 +145,20 @@ def deaf_job() -> None:
 
 
 @pytest.mark.long
-def test_an_interrupted_run_is_not_reported_as_a_dagster_error(shell: Shell) -> None:
+def test_an_interrupted_run_raises_keyboard_interrupt_and_no_dagster_error(shell: Shell) -> None:
     settings = jobs.project_settings(set_up=False)
     with pytest.raises(KeyboardInterrupt):
         jobs._run(settings, lambda of: deaf_job, "deaf", {}, ConsoleProgress())
 
 
-# `pgcdc setup` says what a first copy reads, and whether the lake's disk has room for it ------------
+# `pgcdc setup` shows how much the first copy will read, and whether the lake's disk has enough space
 
 ROWS = 20_000
 
 
 @pytest.fixture
 def filled(shell: Shell) -> Shell:
-    """A third table, whose partition has the rows and whose rows have TOAST data."""
+    """Adds a partitioned table. All its rows are in one partition, and one row has TOAST data."""
     with shell.database.connect() as conn:
         conn.execute("CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
                      "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100000);"

@@ -1,5 +1,5 @@
-"""Teardown removes what setup made, except what another project reads. It keeps what other owners made, and reports
-both."""
+"""Teardown removes what setup made. It keeps publications that another project reads, and slots and publications of
+other owners, and reports what it keeps."""
 
 from __future__ import annotations
 
@@ -192,7 +192,9 @@ def test_teardown_shared_removes_what_another_project_made(
     assert left(conn) == set()
 
 
-def test_a_comment_of_another_owner_does_not_hide_what_setup_made(shell: Shell, conn: psycopg.Connection) -> None:
+def test_teardown_drops_our_publications_even_if_somebody_changed_their_comment(
+    shell: Shell, conn: psycopg.Connection
+) -> None:
     shell.pgcdc("setup")
     for name in ("", "_inserts"):
         publication = sql.Identifier(f"s_{shell.database.name}{name}")
@@ -215,7 +217,9 @@ def test_publications_are_recorded_before_the_slot_exists(shell: Shell, conn: ps
     assert left(conn) == set()
 
 
-def test_the_advice_is_shown_once_if_one_of_two_publications_is_missing(shell: Shell, conn: psycopg.Connection) -> None:
+def test_status_shows_the_advice_once_if_one_of_two_publications_is_missing(
+    shell: Shell, conn: psycopg.Connection
+) -> None:
     conn.execute("CREATE TABLE keyless (v int)")
     shell.pgcdc("setup")
     conn.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(f"s_{shell.database.name}_inserts")))

@@ -53,14 +53,16 @@ def test_wrong_settings_exit_with_2_and_name_the_field(
     assert err.endswith("\nSee docs/reference/errors.md#settings-error")
 
 
-def test_sql_with_closed_stdout_is_refused(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_sql_with_closed_stdout_is_refused(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdout", None)
     assert run(["sql", "SELECT 1"]) == 2
     assert capfd.readouterr().err == "Error: the result cannot be written: stdout is closed\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["sync", "-h"], ["--version"]])
-def test_help_is_not_a_failure(arguments: list[str]) -> None:
+def test_asking_for_help_or_version_does_not_fail(arguments: list[str]) -> None:
     assert run(arguments) in (0, 2) if not arguments else run(arguments) == 0
 
 

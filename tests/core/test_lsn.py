@@ -108,13 +108,13 @@ def test_begin_message_at_or_above_the_goal_ends_the_receiver() -> None:
     assert goal.arrived_at_begin(1000)
 
 
-def test_commit_boundary_above_the_goal_is_not_allowed() -> None:
+def test_receiver_must_not_stop_at_a_commit_boundary_above_the_goal() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert goal.allows(1000)
     assert not goal.allows(1001)
 
 
-def test_keepalive_below_the_goal_ends_the_receiver_only_if_the_source_flushes_late() -> None:
+def test_keepalive_below_the_goal_ends_the_receiver_only_if_the_source_is_late_to_flush_the_goal() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert goal.arrived_at_wal_end(1000)
     goal.saw_source(inserted=GOAL, flushed=Lsn(900), now=10.0)
@@ -127,7 +127,7 @@ def test_keepalive_below_the_goal_ends_the_receiver_only_if_the_source_flushes_l
     assert goal.arrived_at_wal_end(950)
 
 
-def test_goal_above_the_inserted_wal_is_not_a_late_flush() -> None:
+def test_goal_above_all_inserted_wal_does_not_count_as_a_late_flush() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     for now in range(100):
         goal.saw_source(inserted=Lsn(999), flushed=Lsn(999), now=float(now))

@@ -156,14 +156,14 @@ def test_name_that_the_encoding_cannot_hold_is_a_usage_error() -> None:
         WIN1252.encode("日本")
 
 
-def test_encoding_that_python_lacks_is_received_as_utf8() -> None:
+def test_text_in_an_encoding_that_python_lacks_is_received_as_utf8() -> None:
     assert Encoding.of("EUC_TW") == Encoding.of("MULE_INTERNAL") == Encoding.of(None) == UTF8
     assert SQL_ASCII.name == "SQL_ASCII"
     assert SQL_ASCII.title == "UTF-8"
 
 
 @given(st.binary(max_size=40), st.sampled_from([WIN1252, EUC_JP, SQL_ASCII, UTF8]))
-def test_name_read_as_utf8_is_read_again_in_its_own_encoding(raw: bytes, encoding: Encoding) -> None:
+def test_name_decoded_as_utf8_can_be_decoded_again_in_the_sources_encoding(raw: bytes, encoding: Encoding) -> None:
     assert encoding.reread(UTF8.shown(raw)) == encoding.shown(raw)
 
 
@@ -199,7 +199,9 @@ def test_text_is_marked_if_and_only_if_decoding_refuses_it(raw: bytes, encoding:
         (['-"a*b"', "a*"], "a*b", False),
     ],
 )
-def test_prefix_is_chosen_if_it_is_included_and_not_excluded(patterns: list[str], prefix: str, chosen: bool) -> None:
+def test_message_prefix_is_chosen_if_it_is_included_and_not_excluded(
+    patterns: list[str], prefix: str, chosen: bool
+) -> None:
     assert PrefixPatterns.parse(patterns).match(prefix) is chosen
 
 
@@ -209,6 +211,6 @@ def test_text_that_is_not_a_pattern_is_refused(pattern: str) -> None:
         PrefixPatterns.parse([pattern, "*"])
 
 
-def test_exclusions_alone_are_refused() -> None:
+def test_patterns_that_only_exclude_are_refused() -> None:
     with pytest.raises(ValueError, match="excludes prefixes and includes none"):
         PrefixPatterns.parse(["-debug.*"])

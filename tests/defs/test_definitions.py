@@ -52,7 +52,7 @@ def test_the_graph_leads_from_the_slot_to_the_mirrors() -> None:
     }
 
 
-def test_messages_are_an_asset_if_the_setting_chooses_messages() -> None:
+def test_logical_messages_are_an_asset_if_the_setting_messages_names_a_prefix() -> None:
     defs = pipeline(Replication(Settings(messages=("app",))), catalog_of(("public", "orders")))
     dg.Definitions.validate_loadable(defs)
     assert parents(defs)["pgcdc/messages"] == {"pgcdc/change_log"}
@@ -110,9 +110,11 @@ def test_every_mirror_and_the_slot_have_a_check() -> None:
 
 
 @pytest.mark.parametrize("catalog", [pytest.param(None, marks=pytest.mark.long), catalog_of(*ODD)])
-def test_loading_in_a_project_directory_changes_nothing_else(tmp_path: Path, catalog: Catalog | None) -> None:
-    """The working directory of the process is not changed either. Dagster puts a code location's own directory first on
-    ``sys.path``."""
+def test_loading_the_definitions_of_a_project_writes_no_file_and_starts_no_jvm(
+    tmp_path: Path, catalog: Catalog | None
+) -> None:
+    """The process runs in a different directory. It finds the project because Dagster puts the directory of a code
+    location first on ``sys.path``."""
     own, other = tmp_path / "own", tmp_path / "other"
     own.mkdir()
     other.mkdir()
@@ -165,7 +167,7 @@ def test_a_code_location_without_a_project_logs_a_warning(
     assert Path.cwd() == tmp_path / "nowhere"
 
 
-def test_the_files_of_the_checkout_equal_the_files_that_commands_write() -> None:
+def test_dagster_files_of_the_checkout_equal_the_files_that_commands_write() -> None:
     assert (ROOT / "dagster.yaml").read_text() == INSTANCE_YAML
     assert (ROOT / "workspace.yaml").read_text() == WORKSPACE_YAML
 

@@ -91,7 +91,7 @@ def test_no_run_is_requested_during_another_run_or_soon_after_a_failure(runs: Ru
     assert reason is None if why is None else why in str(reason)
 
 
-def test_the_cursor_keeps_the_time_since_which_the_position_is_the_same() -> None:
+def test_the_cursor_keeps_the_time_at_which_the_lakes_position_was_first_seen() -> None:
     first = Cursor().seen(LEVEL)
     assert first.since == NOW
     later = first.seen(replace(AHEAD, now=NOW + 30))
@@ -100,13 +100,13 @@ def test_the_cursor_keeps_the_time_since_which_the_position_is_the_same() -> Non
     assert (moved.since, moved.position) == (NOW + 40, Lsn(0x1800))
 
 
-def test_the_cursor_keeps_the_end_of_wal_without_published_changes() -> None:
+def test_the_cursor_keeps_the_lsn_up_to_which_the_slot_held_no_published_change() -> None:
     cursor = Cursor().seen(replace(AHEAD, published=False))
     assert cursor.empty_to == AHEAD.flush_lsn
     assert cursor.seen(replace(AHEAD, flush_lsn=Lsn(0x3000))).empty_to == AHEAD.flush_lsn
 
 
-def test_the_cursor_keeps_the_digest_of_tables_that_was_read_last() -> None:
+def test_the_cursor_keeps_the_newest_digest_of_the_selected_tables() -> None:
     cursor = Cursor().seen(replace(AHEAD, tables="a")).seen(AHEAD)
     assert cursor.tables == "a"
     assert cursor.seen(replace(AHEAD, tables="b")).tables == "b"

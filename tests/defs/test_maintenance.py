@@ -65,7 +65,7 @@ def test_a_scheduled_run_skips_a_lake_that_is_being_written(instance: dg.Dagster
     assert not run(instance, held, {"command": "maintain"}).success
 
 
-def test_a_failed_mirror_fails_the_maintenance_run(instance: dg.DagsterInstance) -> None:
+def test_the_maintenance_run_fails_if_the_maintenance_of_a_mirror_failed(instance: dg.DagsterInstance) -> None:
     script = Script(maintenance=MaintenanceReport(Lsn(16), failed=[(TableName("public", "t"), "t: cannot be read")]))
     result = run(instance, script, {})
     assert not result.success
@@ -74,7 +74,7 @@ def test_a_failed_mirror_fails_the_maintenance_run(instance: dg.DagsterInstance)
 
 
 @pytest.mark.parametrize(("running", "status"), [(True, "RUNNING"), (False, "STOPPED")])
-def test_the_schedule_is_on_where_the_sensor_is_on(running: bool, status: str) -> None:
+def test_the_schedule_runs_by_default_only_if_the_sensor_does(running: bool, status: str) -> None:
     of = replace(OF, running=running)
     assert maintenance_schedule(of, maintain_job(of)).default_status.name == status
     assert sync_sensor(of, sync_job(of)).default_status.name == status

@@ -26,7 +26,7 @@ def register(instance: dg.DagsterInstance) -> RangeRegister:
     return RangeRegister(instance, NAMES)
 
 
-def test_ranges_are_kept_in_the_order_in_which_they_were_closed(
+def test_ranges_are_listed_in_the_order_in_which_they_ended(
     register: RangeRegister, instance: dg.DagsterInstance
 ) -> None:
     for start, end in ((0x10, 0x20), (0x20, 0x1000), (0x1000, 0x1_0000_0000)):
@@ -36,13 +36,13 @@ def test_ranges_are_kept_in_the_order_in_which_they_were_closed(
     ]  # fmt: skip
 
 
-def test_a_gap_before_a_closed_range_is_registered_as_a_separate_range(register: RangeRegister) -> None:
+def test_a_gap_before_a_new_range_is_registered_as_a_separate_range(register: RangeRegister) -> None:
     register.add(span(0x10, 0x20))
     assert register.add(span(0x40, 0x50)) == span(0x40, 0x50)
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x40), span(0x40, 0x50)]
 
 
-def test_known_ranges_are_not_registered_again(register: RangeRegister) -> None:
+def test_registered_ranges_are_not_registered_again(register: RangeRegister) -> None:
     register.add(span(0x10, 0x20))
     register.add(span(0x20, 0x30))
     assert register.add(span(0x10, 0x20)) == span(0x10, 0x20)
@@ -51,7 +51,7 @@ def test_known_ranges_are_not_registered_again(register: RangeRegister) -> None:
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)]
 
 
-def test_keys_of_ranges_outside_the_log_are_deleted(register: RangeRegister) -> None:
+def test_keys_of_ranges_outside_of_the_change_log_are_deleted(register: RangeRegister) -> None:
     for start, end in ((0x10, 0x20), (0x20, 0x30), (0x30, 0x40)):
         register.add(span(start, end))
     assert register.prune(Lsn(0x20), Lsn(0x30)) == [span(0x10, 0x20), span(0x30, 0x40)]
@@ -64,7 +64,7 @@ def test_a_copy_is_registered_only_once(instance: dg.DagsterInstance) -> None:
     assert instance.get_dynamic_partitions("pgcdc_snapshot_ranges") == ["000000000000-000000000ABC"]
 
 
-def test_a_selection_without_keys_or_with_a_gap_fails(register: RangeRegister) -> None:
+def test_selecting_no_range_or_ranges_with_a_gap_fails(register: RangeRegister) -> None:
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         register.add(known)
     with pytest.raises(BadRange, match="no LSN range was selected"):
@@ -75,15 +75,17 @@ def test_a_selection_without_keys_or_with_a_gap_fails(register: RangeRegister) -
         Selection([span(0x30, 0x40).key, span(0x40, 0x50).key], register)
 
 
-def test_a_key_above_all_closed_ranges_is_removed(register: RangeRegister, instance: dg.DagsterInstance) -> None:
-    """Somebody added the key during a sync. If it stayed, it would be confused with the range that is closed next."""
+def test_a_key_above_all_ended_ranges_is_removed(register: RangeRegister, instance: dg.DagsterInstance) -> None:
+    """Somebody added the key by hand during a sync. If the key stayed, it could be taken for the next ended range."""
     register.add(span(0x10, 0x20))
     instance.add_dynamic_partitions(RANGES, [span(0x50, 0x60).key])
     assert register.add(span(0x20, 0x30)) == span(0x20, 0x30)
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x30)]
 
 
-def test_gap_of_deleted_keys_becomes_one_range_in_order(register: RangeRegister, instance: dg.DagsterInstance) -> None:
+def test_deleted_keys_of_adjacent_ranges_become_one_range_in_lsn_order(
+    register: RangeRegister, instance: dg.DagsterInstance
+) -> None:
     for start in (0x10, 0x20, 0x30, 0x40, 0x50):
         register.add(span(start, start + 0x10))
     name = RANGES

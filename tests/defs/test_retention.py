@@ -1,5 +1,5 @@
-"""Dagster's events and runs are deleted together with their ranges. The instance is configured as the commands
-configure it."""
+"""Dagster's events and runs are deleted together with their LSN ranges. With the project's ``dagster.yaml``, Dagster
+also deletes old ticks."""
 
 import sqlite3
 import time

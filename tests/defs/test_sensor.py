@@ -170,7 +170,9 @@ def test_the_sensor_does_not_advance_the_slot(
 
 
 @pytest.mark.usefixtures("catalog")
-def test_a_run_that_died_is_reported_and_the_next_run_waits(instance: dg.DagsterInstance, settings: Settings) -> None:
+def test_a_run_whose_process_died_is_marked_failed_and_the_next_run_is_delayed(
+    instance: dg.DagsterInstance, settings: Settings
+) -> None:
     job, status = sync_job(Replication(settings)), dg.DagsterRunStatus.STARTED
     run = instance.create_run_for_job(job, status=status, tags=NAMES.tags)
     instance.add_run_tags(run.run_id, {runs.PROCESS_TAG: dead_mark()})

@@ -124,7 +124,7 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
     return str(data.description)
 
 
-def test_a_closed_range_is_registered_and_changed_tables_are_materialised(
+def test_an_ended_range_is_registered_and_changed_tables_are_materialised(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     publish_at(ConsistentPoints(Settings().layout), 0x20, {ORDERS: 3, EVENTS: 7})
@@ -163,7 +163,7 @@ def recorded(instance: dg.DagsterInstance, run_id: str, *types: dg.DagsterEventT
 def test_a_table_that_did_not_change_records_nothing(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a range is closed, the table gets no materialization, and no evaluation of a check that passed before and
+    """At the end of a range, the table gets no materialization. Its check is not recorded again if it passed before and
     passes again."""
     monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: health())
     publish_at(ConsistentPoints(Settings().layout), 0x50, {ORDERS: 3, EVENTS: 7})
@@ -211,7 +211,7 @@ def health(*problems: Problem) -> Status:
 
 
 def test_the_saved_catalog_is_read_once_per_run(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read again only if it was saved again during the run."""
+    """A run reads the file again only if the file was saved again during the run."""
     read: list[Path] = []
 
     def counted(path: Path) -> Catalog | None:
@@ -233,7 +233,7 @@ def latest(instance: dg.DagsterInstance, *key: str) -> dg.AssetMaterialization:
 
 
 def test_a_mirror_is_materialised_when_its_copy_is_complete(instance: dg.DagsterInstance) -> None:
-    """This also holds for a source without changes, where no range is closed."""
+    """This also holds for a source without changes, where no range ends."""
     assert sync(instance, Script(copies=[CopyReport(ORDERS, Lsn(0x10), 40, 4000, 2, 1.5, 1)])).success
     found = latest(instance, "public", "orders")
     assert (found.partition, found.metadata["dagster/row_count"].value) == (None, 40)
@@ -292,7 +292,7 @@ def test_a_run_has_its_process_as_a_tag_and_passes_its_limits_to_the_engine(inst
     assert run.tags[PROCESS_TAG] == str(ProcessName.own())
 
 
-def test_ranges_of_an_earlier_log_are_removed(instance: dg.DagsterInstance) -> None:
+def test_ranges_of_an_earlier_change_log_are_removed(instance: dg.DagsterInstance) -> None:
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         RangeRegister(instance, NAMES).add(known)
     ChangeLog(Settings().layout).create(Identity("1", "db", "s"), Lsn(0x20), 1)
@@ -451,7 +451,7 @@ def test_several_ranges_of_mirrors_are_materialised_by_one_apply(instance: dg.Da
     found = metadata(instance, ["public", "orders"], ranges[1].key)
     assert (found["start_lsn"], found["end_lsn"], found["rows_inserted"]) == ("0/20", "0/30", 5)
     assert "2 partitions" in found["counted"]
-    # Rows are counted at one range only, so that plots and sums over partitions are right.
+    # Only one of the two ranges has the row counts. Otherwise sums over partitions would count the rows twice.
     first = metadata(instance, ["public", "orders"], ranges[0].key)
     assert (first["start_lsn"], first.get("rows_inserted"), first["counted"]) == ("0/10", None, found["counted"])
     assert ranges[2].key not in instance.get_materialized_partitions(NAMES.of_stage("mirror", EVENTS))
@@ -465,7 +465,7 @@ def test_stages_of_a_range_are_materialised_in_order_from_log_to_mirror(instance
     assert [asked[0] for asked in script.asked] == ["check", "transform", "apply"]
 
 
-def test_messages_are_reported_by_range_and_can_be_derived_again(instance: dg.DagsterInstance) -> None:
+def test_logical_messages_are_reported_for_each_range_and_can_be_derived_again(instance: dg.DagsterInstance) -> None:
     known = span(0x10, 0x20)
     script = Script(ranges=[replace(report_of(known, ORDERS), messages=MessagesReport(3, Lsn(0x20), 1))])
     assert sync(instance, script).success
@@ -480,7 +480,9 @@ def test_messages_are_reported_by_range_and_can_be_derived_again(instance: dg.Da
     assert later.key not in instance.get_materialized_partitions(NAMES.messages)
 
 
-def test_a_key_that_is_no_range_and_a_deleted_key_fail_no_run(instance: dg.DagsterInstance) -> None:
+def test_a_run_succeeds_although_a_selected_key_is_no_range_and_another_key_was_deleted(
+    instance: dg.DagsterInstance,
+) -> None:
     """Dagster's dialog selects all partitions by default, so the selection may contain such keys."""
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         RangeRegister(instance, NAMES).add(known)
@@ -549,7 +551,7 @@ def test_materialising_a_snapshot_makes_a_new_copy_if_the_configuration_says_so(
     assert instance.get_dynamic_partitions(COPIES) == [old, new]
 
 
-def test_a_repair_is_recorded_at_the_ranges_it_covered(instance: dg.DagsterInstance) -> None:
+def test_a_repair_is_recorded_as_a_materialization_of_each_range_that_it_covers(instance: dg.DagsterInstance) -> None:
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         RangeRegister(instance, NAMES).add(known)
     script = Script()

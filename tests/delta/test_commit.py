@@ -57,7 +57,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 60), max_si
 @given(STEPS)
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_version_holds_the_rows_of_the_model(tmp_path: Path, steps: list[tuple[int, set[int]]]) -> None:
-    """Versions are read across checkpoints, and also from the log without an open handle."""
+    """delta-rs reads each version, before and after checkpoints."""
     shutil.rmtree(tmp_path / "public", ignore_errors=True)
     mirror = Mirrors(Layout.of(tmp_path), OWNER).open(TableName("public", "t"))
     make(mirror, MirrorSchema(SCHEMA), {})
@@ -142,7 +142,7 @@ def test_small_files_are_merged_into_one(rows: Rows) -> None:
     assert live_files(rows.path) == ()
 
 
-def test_staged_commits_of_a_killed_writer_are_deleted_at_a_checkpoint(rows: Rows) -> None:
+def test_temporary_commit_files_of_a_killed_writer_are_deleted_at_a_checkpoint(rows: Rows) -> None:
     log = rows.path / "_delta_log"
     old, young = log / "_commit_1.json.tmp", log / "_commit_2.json.tmp"
     for staged in (old, young):
@@ -154,7 +154,8 @@ def test_staged_commits_of_a_killed_writer_are_deleted_at_a_checkpoint(rows: Row
 
 
 def test_the_file_with_the_most_deleted_rows_is_rewritten(rows: Rows) -> None:
-    """One file is rewritten at a time. A turn that deletes rows of a file writes the file's whole vector again."""
+    """A turn that deletes rows of a file writes the file's whole deletion vector again. So the file with the largest
+    vector is rewritten first, one file at a time."""
     compaction = Compaction(fewest_worn=4)
     rows.change(list(range(100)), set())
     rows.change(list(range(100, 200)), {0, 1, 2})

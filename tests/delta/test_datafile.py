@@ -189,7 +189,7 @@ def _other_rows(table: Path) -> FileReport:
 
 
 @pytest.mark.parametrize("make", [_missing, _narrower, _lacking, _renamed, _torn, _other_rows])
-def test_files_that_do_not_match_the_table_or_their_report_are_refused(table: Path, make: Any) -> None:
+def test_files_that_differ_from_the_table_or_from_their_file_report_are_refused(table: Path, make: Any) -> None:
     with pytest.raises(LakeError):
         commit(table, [make(table)], "append", {"app": 1})
     assert DeltaTable(table).version() == 0
@@ -260,6 +260,6 @@ def test_a_damaged_vector_is_an_error(tmp_path: Path, place: int) -> None:
         read_vector(Location.of(tmp_path), descriptor)
 
 
-def test_rows_in_the_vector_are_not_kept() -> None:
+def test_the_mask_of_kept_rows_excludes_the_rows_of_the_deletion_vector() -> None:
     assert kept(4, None).tolist() == [True] * 4
     assert kept(4, BitMap64([0, 2])).tolist() == [False, True, False, True]

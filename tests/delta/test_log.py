@@ -82,7 +82,7 @@ def same(mine: DeltaVersion | None, theirs: DeltaTable) -> None:
 @example(["checkpoint", "hint lost", "checkpoint"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_our_reader_and_delta_rs_read_the_same_table(tmp_path: Path, steps: list[str]) -> None:
-    """The table is opened without a handle, and from each earlier handle, with and without a clean-up in between."""
+    """Handles that were opened at earlier versions read the newest version, even if log files were deleted since."""
     shutil.rmtree(tmp_path / "t", ignore_errors=True)
     table = Grown(tmp_path / "t")
     awake, asleep = DeltaLog(Location.of(table.folder)), [DeltaLog(Location.of(table.folder))]

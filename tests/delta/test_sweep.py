@@ -1,4 +1,4 @@
-"""The files that wanted versions need, compared with a model of each version. Also: when OPTIMIZE is worthwhile."""
+"""Which files a sweep must keep for the versions that may be read, compared with a model. Also: OPTIMIZE and VACUUM."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from tests.deltatables import commit, live_files, publish_at
 from tests.history.mirror import make
 
 VECTORS = {
-    # The example in Delta's protocol, and a vector file without a folder.
+    # How a log names a file of deletion vectors, and the file's path: the example in Delta's protocol, and the same
+    # file without a subfolder.
     "ab^-aqEH.-t@S}K{vb[*k^": "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin",
     "^-aqEH.-t@S}K{vb[*k^": "deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin",
 }
@@ -119,7 +120,7 @@ def test_files_outside_the_folder_are_refused(tmp_path: Path, odd: dict[str, Any
         needed_files(LogListing.of(Location.of(tmp_path)), {0}, 0)
 
 
-def test_optimize_is_worthwhile_for_many_small_or_emptied_files() -> None:
+def test_optimize_is_worthwhile_for_many_small_files_or_files_with_many_deleted_rows() -> None:
     small, large = Added("a", 1000, 10, None, 0), Added("b", compaction.FILE_BYTES, 1_000_000, None, 0)
     emptied = Added("c", compaction.FILE_BYTES, 1_000_000, "v", 500_000)
     assert not compaction.worth_optimizing([])
@@ -220,7 +221,7 @@ def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> N
         assert rows.read(version) == sorted(held)
 
 
-def test_a_vacuum_by_delta_rs_keeps_promised_versions(tmp_path: Path) -> None:
+def test_every_version_can_be_read_after_a_vacuum_by_delta_rs(tmp_path: Path) -> None:
     rows = _checkpointed_rows(tmp_path)
     lived_long_and_short(rows)
     DeltaTable(rows.path).vacuum(dry_run=False)
@@ -229,7 +230,7 @@ def test_a_vacuum_by_delta_rs_keeps_promised_versions(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_vacuum_by_spark_keeps_promised_versions(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_version_can_be_read_after_a_vacuum_by_spark(spark: SparkSession, tmp_path: Path) -> None:
     path = Layout.of(tmp_path).mirror(NAME)
     create_mirror(path, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5"}, path)
     rows = Rows(path_of(path))

@@ -207,7 +207,7 @@ def test_torn_checksum_files_of_other_writers_are_deleted(table: Grown) -> None:
     ]
 
 
-def test_blank_lines_and_known_actions_are_accepted_and_unknown_actions_named(table: Grown) -> None:
+def test_a_commit_with_an_unknown_action_is_refused_and_with_known_actions_accepted(table: Grown) -> None:
     path = table.log / commit_name(4)
     path.write_text('{ "commitInfo" : {} }\n{ "domainMetadata" : {"domain": "d"} }\n{ "cdc": {"path": "c"} }\n')
     assert opened(table.folder).number == 4
@@ -233,7 +233,7 @@ def test_a_commit_needs_no_hard_links(table: Grown, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES.values())[:5], ids=list(DAMAGES)[:5])
-def test_a_ledger_continues_from_its_last_whole_row(tmp_path: Path, damage: Damage) -> None:
+def test_a_ledger_drops_a_damaged_last_commit_and_continues(tmp_path: Path, damage: Damage) -> None:
     schema = pa.schema([("n", pa.int64()), AT])
     ledger = Ledger(Location.of(tmp_path / "l"), schema)
     for number in range(3):

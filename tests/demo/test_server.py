@@ -102,7 +102,9 @@ def test_server_outlives_the_process_that_started_it_only_on_request(tmp_path: P
         server.stop()
 
 
-def test_private_parent_folder_needs_one_capability_and_stays_private(server: EmbeddedServer, tmp_path: Path) -> None:
+def test_private_parent_folder_stays_private_because_the_server_gets_one_capability(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
     if os.geteuid() != 0:
         assert server.runner == Runner()
         return

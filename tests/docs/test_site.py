@@ -36,7 +36,7 @@ QUESTIONS = {
     "ALTER TABLE": "guides/schema_changes.html",
     "hide a column": "guides/choose_tables.html",
 }
-"""What a newcomer asks, as Home puts it, and the page with the answer."""
+"""Questions of newcomers, in the words of the home page, and the page with the answer."""
 
 
 @pytest.fixture(scope="module")

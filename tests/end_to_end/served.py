@@ -75,7 +75,7 @@ class Served:
         return dict(sorted(found.items()))
 
     def ranges(self) -> list[str]:
-        """Keys of the ranges that were applied to the mirrors, in LSN order."""
+        """Keys of the LSN ranges whose changes all mirrors contain, in LSN order."""
         return list(self.materialised("consistent_points"))
 
     def follow(self, statement: str) -> str:

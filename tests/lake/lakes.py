@@ -77,7 +77,7 @@ def made(root: Location) -> Layout:
 
 
 def written_tables(root: Location, tables: Mapping[TableName, pa.Table], deleted: Sequence[int] = ()) -> Layout:
-    """A lake with one point. The first table lacks the rows at the places ``deleted``, by a deletion vector."""
+    """A lake with one point. A deletion vector deletes the rows with the numbers ``deleted`` from the first table."""
     layout = Layout.of(root)
     for number, (name, rows) in enumerate(tables.items()):
         folder, schema = layout.mirror(name), rows.schema.append(_RAW)

@@ -54,8 +54,8 @@ class OneTable:
         self.publish(COPIED)
 
     def turn(self, end: int, *changes: tuple[Any, ...], lsn: int | None = None, publish: bool = True) -> None:
-        """Applies one transaction, which commits just below ``end``: pairs of an operation of the feed and a row. The
-        feed alone may also take ``{"_pgcdc_unchanged": [attnum, ...]}`` in a row."""
+        """Applies one transaction, which commits just below ``end``. Each change is an operation of the feed and a row.
+        Only the feed gets the row's entry ``_pgcdc_unchanged``: the attnums of columns whose values were not sent."""
         at = Lsn(end - 1 if lsn is None else lsn)
         self._derive(at, end, changes)
         before = {row["id"]: row for row in self.rows()}

@@ -1,4 +1,5 @@
-"""`Lake.wait` returns as soon as the mirrors hold everything below an LSN. `tests/flow/test_wait.py` has a source."""
+"""`Lake.wait` returns as soon as the mirrors contain all changes below an LSN. Here the tests write the change log
+themselves. `tests/flow/test_wait.py` tests the same with a PostgreSQL source."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ LISTED, OTHER = TableName("public", "t1"), TableName("public", "t2")
 
 @pytest.fixture
 def log(tmp_path: Path) -> ChangeLog:
-    """A log of the relations 1 and 2, the tables ``t1`` and ``t2``. A point at 100 lists ``t1``."""
+    """An empty change log for the tables ``t1`` (OID 1) and ``t2`` (OID 2). A point at LSN 100 lists only ``t1``."""
     layout = Layout.of(tmp_path)
     log = ChangeLog(layout)
     log.create(WHO, START, 3)
@@ -103,8 +104,8 @@ def test_a_renamed_table_is_waited_for(log: ChangeLog) -> None:
     assert not arrived(log, 250)
 
 
-def test_messages_above_the_point_are_waited_for(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only if the point has messages: otherwise the settings do not ask for messages."""
+def test_logical_messages_above_the_point_are_waited_for(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This applies only if the point has an LSN for messages. Otherwise the setting ``messages`` is not used."""
     writer_of(log)[0].advance(Lsn(300))
     of_message = SimpleNamespace(others={"M": 1}, rows={})
     monkeypatch.setattr(ChangeLog, "batches", lambda log, after: [of_message])

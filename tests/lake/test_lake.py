@@ -1,4 +1,4 @@
-"""`Lake.at` without points, below the first point, and for a missing version."""
+"""`Lake`: which point it reads, which arguments it refuses, and the history of a row."""
 
 from __future__ import annotations
 
@@ -81,17 +81,17 @@ def test_a_value_of_a_wrong_type_is_refused_by_every_call(tmp_path: Path, wrong:
             call(wrong)
 
 
-def test_a_number_of_another_library_is_an_lsn(tmp_path: Path) -> None:
+def test_a_numpy_integer_is_accepted_as_an_lsn(tmp_path: Path) -> None:
     ConsistentPoints(Layout.of(tmp_path)).publish(Lsn(100), {}, {})
     number: Any = np.int64(100)
     assert Lake(tmp_path).at(number).lsn == 100
 
 
-# Differences, the change feed and `Lake.wait` need only what every store promises -------------------
+# Differences, the change feed and `Lake.wait` work with every kind of store -------------------------
 
 
 def hold(root: Location) -> None:
-    """Uses each call once."""
+    """Makes a lake at ``root``, and calls `diff`, `history`, `changes`, `undo` and `wait`."""
     at = OneTable(root, [{"id": "1", "v": "one"}, {"id": "2", "v": "two"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "ONE"}), (DELETE, {"id": "2"}))
     at.turn(300, (INSERT, {"id": "3"}))

@@ -30,7 +30,7 @@ ROWS = [{"id": "1", "v": "one"}, {"id": "2", "v": "two"}, {"id": "3", "v": "thre
 
 
 def told(change: pa.Table) -> list[tuple[str, Any, Any]]:
-    """Kind, and the texts of both images, in the order of the keys."""
+    """For each changed key, in order: the kind of change, and ``(id, v)`` of the old and of the new row."""
     rows = [
         (row["kind"], *(image and (image["id"], image["v"]) for image in (row["before"], row["after"])))
         for row in change.to_pylist()
@@ -110,7 +110,7 @@ def test_points_with_other_columns_are_refused(tmp_path: Path) -> None:
         at.lake.diff("public.u", 100)
 
 
-def test_a_key_that_was_another_one_at_the_points_is_refused(tmp_path: Path) -> None:
+def test_points_at_which_the_table_had_another_key_are_refused(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "same"}, {"id": "2", "v": "same"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "same", "n": "1.00"}), (UPDATE, {"id": "2", "v": "same", "n": "1.00"}))
     before, after = version(at, 100), version(at, 200)
@@ -120,8 +120,9 @@ def test_a_key_that_was_another_one_at_the_points_is_refused(tmp_path: Path) -> 
         netchange.net_change(before, after, replace(T, key=(7,)))
 
 
-def test_a_column_that_replaced_one_of_the_same_name_is_compared_by_value(tmp_path: Path) -> None:
-    """A rewrite for another structure keeps the commit_lsn of each row."""
+def test_rows_are_compared_by_value_if_the_structure_differs_between_the_points(tmp_path: Path) -> None:
+    """A schema change may rewrite a mirror's rows without a new commit_lsn. So an equal commit_lsn does not prove that
+    two rows are equal."""
     at = OneTable(tmp_path, ROWS)
     before = version(at)
     at.turn(200, (UPDATE, {"id": "1", "v": "ONE"}), lsn=100)
@@ -135,7 +136,7 @@ def version(at: OneTable, lsn: int | None = None) -> DeltaVersion:
     return at.lake.at(lsn).table_at(NAME).mirror
 
 
-def test_texts_that_fit_no_type_have_no_order() -> None:
+def test_the_order_of_the_texts_in_pgcdc_raw_makes_no_difference() -> None:
     rows = [
         pa.table({"id": pa.array([1], pa.int32()), "_pgcdc_raw": pa.array([raw], RAW_TYPE)})
         for raw in ([("n", "NaN"), ("at", "infinity")], [("at", "infinity"), ("n", "NaN")])
@@ -225,7 +226,7 @@ def test_a_value_of_an_unknown_kind_is_refused() -> None:
         value_text({}, INT)
 
 
-def test_conditions_are_exact() -> None:
+def test_where_conditions_match_only_exactly_equal_values() -> None:
     assert equals("a", None, pa.int32()) == 'pg_catalog.num_nulls("a") = 1'
     assert equals("a", "5", pa.int32()) == "\"a\" = '5'"
     assert equals("a", "-0.0", pa.float64()).endswith("= '-0' COLLATE pg_catalog.\"C\"")
@@ -243,7 +244,7 @@ T_SQL = '"public"."t"'
 
 
 def found(**values: str) -> str:
-    """The condition for a row with these values, of which all but the id are compared as text."""
+    """The WHERE condition for a row with these values. All values except the id are compared as text."""
     names = [column.name for column in T.columns]
     return " AND ".join(equals(name, values.get(name), pa.int32() if name == "id" else pa.string()) for name in names)
 
@@ -286,7 +287,7 @@ def test_undo_of_one_transaction_leaves_the_changes_of_others(tmp_path: Path) ->
     assert "\"v\" = 'one' WHERE \"id\" = '1'" in only
 
 
-def test_a_transaction_whose_rows_another_one_changed_between_the_points_is_refused(tmp_path: Path) -> None:
+def test_undo_of_a_transaction_is_refused_if_another_transaction_changed_the_same_rows(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "one"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "a"}), publish=False)
     at.turn(300, (UPDATE, {"id": "1", "v": "b"}))
@@ -335,7 +336,7 @@ def test_generated_columns_are_not_written(tmp_path: Path) -> None:
     assert '"v"' not in insert
 
 
-# A reader takes the changes between two points, in order, and learns that some are missing ----------
+# The changes between two points are read in order. If some are missing, an error reports this gap ---
 
 
 def taken(at: OneTable, after: int, upto: int | None = None) -> list[tuple[str, int, int]]:
@@ -352,7 +353,7 @@ def at(tmp_path: Path) -> OneTable:
     return at
 
 
-def test_changes_between_two_points_come_once_and_in_order(at: OneTable) -> None:
+def test_each_change_between_two_points_is_returned_once_and_in_order(at: OneTable) -> None:
     assert taken(at, 100, 200) == [("update_postimage", 199, 1), ("insert", 199, 2)]
     assert taken(at, 200) == [("insert", 299, 3)]
     assert taken(at, 100) == taken(at, 100, 200) + taken(at, 200)
@@ -408,7 +409,7 @@ def test_a_feed_that_is_derived_again_is_a_gap(at: OneTable) -> None:
     assert taken(at, 300) == []
 
 
-def test_maintenance_of_the_feed_changes_nothing(tmp_path: Path) -> None:
+def test_compaction_and_sweep_of_the_feed_do_not_change_the_result(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "0"}])
     for number in range(1, 10):
         at.turn(100 + 10 * number, (INSERT, {"id": str(number)}))

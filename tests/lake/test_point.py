@@ -141,7 +141,7 @@ def test_sql_reads_all_tables_at_one_lsn(lake: Lake, query: str, expected: list[
     assert lake.at().sql(query).columns[0].to_pylist() == expected
 
 
-def test_schemas_may_have_the_names_of_duckdbs_own(tmp_path: Path) -> None:
+def test_schemas_may_have_names_that_duckdb_uses_itself(tmp_path: Path) -> None:
     schemas = "memory", "temp", "main", "system", "order"
     written_tables(Location.of(tmp_path), {TableName(schema, "t"): pa.table({"name": [schema]}) for schema in schemas})
     at = Lake(tmp_path).at()
@@ -149,13 +149,13 @@ def test_schemas_may_have_the_names_of_duckdbs_own(tmp_path: Path) -> None:
 
 
 def test_a_name_without_a_schema_is_a_table_of_public(tmp_path: Path) -> None:
-    """Also beside a schema that has the name of DuckDB's own."""
+    """This also holds if a schema has a name that DuckDB uses itself, like ``main``."""
     schemas = "main", "public"
     written_tables(Location.of(tmp_path), {TableName(schema, "t"): pa.table({"name": [schema]}) for schema in schemas})
     assert Lake(tmp_path).at().sql("FROM t")["name"].to_pylist() == ["public"]
 
 
-def test_a_query_without_a_result_is_refused(lake: Lake) -> None:
+def test_sql_that_returns_no_result_is_refused(lake: Lake) -> None:
     with pytest.raises(UsageError, match="query: has no result"):
         lake.at().sql("")
 
@@ -214,7 +214,7 @@ def test_a_missing_package_is_named(
         read(lake.at(), "orders")
 
 
-def test_tables_whose_names_differ_by_case_are_not_views_together(tmp_path: Path) -> None:
+def test_tables_whose_names_differ_only_by_case_cannot_be_read_together(tmp_path: Path) -> None:
     tables = {TableName("public", name): pa.table({"id": [number]}) for number, name in enumerate(("Orders", "orders"))}
     written_tables(Location.of(tmp_path), tables)
     at = Lake(tmp_path).at()
@@ -239,7 +239,7 @@ def test_spark_reads_all_tables_as_views(lake: Lake, spark: SparkSession) -> Non
 
 @pytest.mark.long
 @pytest.mark.process
-def test_a_session_of_its_own_reads_mirrors(tmp_path: Path) -> None:
+def test_a_session_made_by_delta_session_reads_mirrors(tmp_path: Path) -> None:
     made(Location.of(tmp_path))
     code = (
         "import sys; from pgcdc_assets import Lake, delta_session; "
@@ -250,14 +250,14 @@ def test_a_session_of_its_own_reads_mirrors(tmp_path: Path) -> None:
     assert b"datetime.datetime(1, 1, 1, 0, 0, tzinfo=" in done.stdout
 
 
-def test_columns_that_a_filter_names_are_found() -> None:
+def test_compared_columns_are_all_columns_that_a_filter_names() -> None:
     schema = pa.schema([(f"c{number}", pa.int64()) for number in range(100)])
     assert compared_columns((pc.field("c3") > 5) & ~(pc.field("c99") < pc.field("c7")), schema) == ["c3", "c7", "c99"]
     with pytest.raises(pa.ArrowInvalid, match="No match for FieldRef"):
         compared_columns(pc.field("d") > 5, schema)
 
 
-# Reading a table of millions of rows takes the memory of one part of a file, and not of the table ---
+# Reading a large table needs the memory of one part of a file, and not of the whole table -----------
 
 NAME = TableName("public", "big")
 ROWS_A_GROUP, GROUPS = 100_000, 5

@@ -45,8 +45,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _ran(*, spark: bool) -> dict[str, Any]:
-    """The variables after all snippets, with or without the snippets that need Spark. The lake was made just now, so
-    the page's hour is no time here."""
+    """Runs the page's first snippet, then either the snippets for Spark or all other snippets. Returns their variables.
+    The lake was made just now, so the page's ``hours=1`` becomes ``hours=0``."""
     names: dict[str, Any] = {}
     for snippet in PYTHON[:1] + [one for one in PYTHON[1:] if ("spark" in one) == spark]:
         exec(compile(snippet.replace("hours=1", "hours=0"), "read_mirrors.md", "exec"), names)
@@ -115,7 +115,7 @@ def test_a_value_on_a_terminal_has_no_control_sequence(
     assert "\x1b" not in shown
 
 
-def test_a_json_line_has_no_value_of_a_row(
+def test_a_json_log_line_of_a_failed_query_contains_no_value_of_a_row(
     project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(logs.VARIABLE, logs.JSON)

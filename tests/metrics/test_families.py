@@ -52,7 +52,7 @@ _SUFFIX = re.compile(r"_(bucket|count|sum|created)$")
 
 
 def test_each_metric_is_exposed() -> None:
-    """The reference shows FAMILIES."""
+    """The list in docs/reference/metrics.md is generated from ``FAMILIES``."""
     text = exposed(metrics_of(source(), full_lake()))
     assert {_SUFFIX.sub("", name) for name, _ in samples(text)} == FAMILIES.keys()
 
@@ -115,7 +115,7 @@ def test_memory_of_a_receiver_that_is_dead_is_not_shown() -> None:
     assert ("pgcdc_receiver_resident_bytes", ()) not in found
 
 
-def test_tables_beyond_the_limit_have_no_series_and_those_in_trouble_come_first(
+def test_number_of_tables_with_series_is_limited_and_tables_set_aside_come_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(families, "TABLES", 2)
@@ -135,7 +135,7 @@ def test_labels_name_source_and_slot_and_no_secret() -> None:
     assert all('slot="s",source="pgcdc"' in line for line in series)
 
 
-# A part that hangs or fails is absent, and the other part is shown ----------------------------------
+# If reading the source or the lake hangs or fails, its values are absent, and the others are shown --
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def value(part: Part[int], seconds: float = 5) -> int | None:
     return part.value(time.monotonic() + seconds)
 
 
-def test_a_part_that_hangs_ends_no_scrape_and_is_read_once(gate: threading.Event) -> None:
+def test_a_reading_that_hangs_delays_no_scrape_and_is_started_once(gate: threading.Event) -> None:
     began: list[int] = []
 
     def hang() -> int:
@@ -167,7 +167,7 @@ def test_a_part_that_hangs_ends_no_scrape_and_is_read_once(gate: threading.Event
     assert value(part) == 7
 
 
-def test_a_slow_part_is_shown_as_it_was_read_last_up_to_a_limit(
+def test_during_a_slow_reading_the_last_value_is_shown_up_to_an_age_limit(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter([1, 2])
@@ -192,7 +192,7 @@ def test_a_fresh_reading_is_used_again() -> None:
     assert [value(part), value(part)] == [1, 1]
 
 
-def test_an_error_is_no_crash_and_its_text_is_kept_only_if_it_is_ours() -> None:
+def test_the_text_of_a_failed_reading_is_shown_only_if_it_is_an_error_of_pgcdc() -> None:
     def away() -> int:
         raise SourceUnavailable("does not answer", thing="u@h/d")
 
@@ -208,7 +208,7 @@ def test_an_error_is_no_crash_and_its_text_is_kept_only_if_it_is_ours() -> None:
     wait_for(lambda: not [one for one in threading.enumerate() if one.name == "read-source"], what="the end")
 
 
-def test_sizes_of_mirrors_are_read_a_few_at_a_time_and_only_if_they_changed(tmp_path: Path) -> None:
+def test_sizes_of_mirrors_are_read_a_few_at_a_time_and_only_for_new_versions(tmp_path: Path) -> None:
     rows = pa.table({"id": range(100)})
     layout = written_tables(Location.of(tmp_path / "lake"), {TableName("public", name): rows for name in "abc"})
     reader, versions = LakeReader(Settings(lake=tmp_path / "lake")), Lake(layout.root).at().versions
@@ -274,7 +274,7 @@ def test_commands_and_configuration_of_the_pages_exist(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     for line in re.findall(r"`pgcdc ([^`]+)`", text):
         words = line.replace("TABLE", "public.t").replace(":9187", "127.0.0.1:9187").split()
-        # Click keeps the help options of the first context in the command.
+        # With the settings of pgcdc, because Click stores the help options of the first context in the command.
         context = click.Context(pgcdc, **pgcdc.context_settings)
         name, found, rest = pgcdc.resolve_command(context, words)
         assert found is not None, name
@@ -284,7 +284,7 @@ def test_commands_and_configuration_of_the_pages_exist(page: str) -> None:
         assert yaml.safe_load(block) == yaml.safe_load(RULES.with_name("prometheus.yml").read_text())
 
 
-def test_each_alarm_is_tried() -> None:
+def test_each_alarm_has_a_test_of_its_rule() -> None:
     tried = set(re.findall(r'alertname="(\w+)"', (ROOT / "tests/metrics/alerts.test.yml").read_text()))
     assert tried == ALARMS.keys()
 

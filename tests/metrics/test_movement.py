@@ -1,4 +1,4 @@
-"""Whether replication moves: what is observed is the replication, not the connection."""
+"""Whether replication makes progress. Only its LSNs count, and not whether a connection exists."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_idle_source_is_ready_without_any_movement(scraper: Scraper) -> None:
         assert reasons == []
 
 
-def test_a_busy_source_that_is_followed_has_no_wait(scraper: Scraper) -> None:
+def test_a_busy_source_whose_wal_is_received_has_no_lag_in_seconds(scraper: Scraper) -> None:
     """Each scrape sees a few bytes that were not received yet."""
     for number in range(10):
         at = 1000 + 500 * number
@@ -84,7 +84,7 @@ def test_a_dead_sync_is_not_ready_from_the_first_scrape_on(scraper: Scraper) -> 
     assert reasons == ["nothing was received for 7200 s, and the source has 1000 more bytes of WAL"]
 
 
-def test_a_pause_between_two_runs_counts_from_the_first_wal_that_waits(scraper: Scraper) -> None:
+def test_between_two_runs_the_lag_starts_when_new_wal_is_written(scraper: Scraper) -> None:
     between = source(1000, active=False)
     for _ in range(3):
         lags, _ = scraper.scrape(between, lake(ago=7200))
@@ -93,7 +93,7 @@ def test_a_pause_between_two_runs_counts_from_the_first_wal_that_waits(scraper: 
     assert (lags.receive, reasons) == (StageLag(100, 0), [])
 
 
-def test_wal_that_has_nothing_for_the_log_is_received_although_the_log_does_not_move(scraper: Scraper) -> None:
+def test_wal_without_changes_for_the_log_counts_as_received(scraper: Scraper) -> None:
     for number in range(10):
         at = 1000 + 500 * number
         lags, reasons = scraper.scrape(source(at), lake(1000, 1000, complete=at))
@@ -110,16 +110,16 @@ def test_a_transaction_that_waits_in_the_log_is_not_ready(scraper: Scraper) -> N
     assert reasons[0].endswith("was published: apply is paused")
 
 
-def test_points_that_follow_each_other_are_movement(scraper: Scraper) -> None:
+def test_new_points_count_as_movement_even_while_a_table_lags(scraper: Scraper) -> None:
     for number in range(10):
         _, reasons = scraper.scrape(source(), lake(1000, 600 + number, pending={T: (700, 900)}, ago=500))
-        # Before the second point nothing shows movement: the first point is old.
+        # At the first scrape nothing shows movement yet, because the point is old. Later points show it.
         assert bool(reasons) == (number == 0)
     _, reasons = Scraper().scrape(source(), lake(1000, 600, pending={T: (700, 900)}, ago=5))
     assert reasons == [], "the point is young"
 
 
-def test_a_table_that_catches_up_delays_apply_and_not_publish(scraper: Scraper) -> None:
+def test_a_table_that_catches_up_delays_the_stage_apply_but_not_the_stage_publish(scraper: Scraper) -> None:
     found = lake(pending={T: (700, 90)})
     late = tuple(replace(one, state=TableState.CATCHING_UP) if one.name == T else one for one in found.status.tables)
     lags, reasons = scraper.scrape(source(), replace(found, status=replace(found.status, tables=late)))

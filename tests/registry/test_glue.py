@@ -67,7 +67,7 @@ def test_names_that_differ_in_case_only_do_not_share_an_entry(client: Any, tmp_p
     assert _table(client)["Parameters"][OWNER] == 'pgcdc/7/shop/s/"Sales"."Orders"'
 
 
-def test_only_an_own_entry_is_removed(client: Any, tmp_path: Path) -> None:
+def test_only_an_entry_of_the_same_owner_is_removed(client: Any, tmp_path: Path) -> None:
     glue, table = Glue(REGION, "shop_"), mirror(tmp_path, ORDERS)
     glue.put(table)
     glue.remove(ORDERS, "somebody else")
@@ -86,7 +86,7 @@ def test_only_an_own_entry_is_removed(client: Any, tmp_path: Path) -> None:
         (EndpointConnectionError(endpoint_url="https://glue"), RegistryUnreachable, "EndpointConnectionError"),
     ],
 )
-def test_failure_is_of_one_table_or_of_all(
+def test_refused_request_concerns_one_table_and_lost_connection_all_tables(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], what: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:

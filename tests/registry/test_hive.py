@@ -81,7 +81,8 @@ def test_spark_with_a_metastore_reads_the_mirror_by_its_name(
     metastore: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     with closing(_hive(metastore, spark, "read_")) as hive:
-        # Spark does not open the table of `mirror`: delta-rs leaves out a feature that NOT NULL needs.
+        # Not made by `mirror`, because Spark cannot open that table: delta-rs does not declare the feature that NOT
+        # NULL columns need.
         rows = pa.table({"id": pa.array([1, 2], pa.int32()), "note": ["a", "b"]})
         write_deltalake(str(tmp_path / ORDERS.folder), rows)
         hive.put(NamedTable.of(Layout.of(tmp_path), IDENTITY, ORDERS))
@@ -95,7 +96,9 @@ def test_spark_with_a_metastore_reads_the_mirror_by_its_name(
     assert json.loads(asked.stdout) == [[2, "b"]]
 
 
-def test_entry_follows_its_mirror_and_is_removed_with_it(metastore: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_entry_gets_new_columns_of_its_mirror_and_is_removed_only_for_its_owner(
+    metastore: str, spark: SparkSession, tmp_path: Path
+) -> None:
     with closing(_hive(metastore, spark, "own_")) as hive:
         table = mirror(tmp_path, ORDERS)
         for one in (table, table, mirror(tmp_path, ORDERS, more=("note",))):

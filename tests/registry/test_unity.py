@@ -84,7 +84,7 @@ def test_missing_catalog_is_named(unity: Served, tmp_path: Path) -> None:
         UnityCatalog(unity.url, "nowhere").put(mirror(tmp_path, ORDERS))
 
 
-def test_name_that_the_server_refuses_concerns_its_table_alone(unity: Served, tmp_path: Path) -> None:
+def test_name_that_the_server_refuses_concerns_only_its_table(unity: Served, tmp_path: Path) -> None:
     with pytest.raises(RegistryRefused, match="INVALID_ARGUMENT"):
         UnityCatalog(unity.url, "shop").put(mirror(tmp_path, TableName("public", "two words")))
 

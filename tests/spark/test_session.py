@@ -53,7 +53,7 @@ def test_results_are_in_the_order_of_the_specs(spark: SparkSession) -> None:
     assert os.getpid() not in {pid for _, pid in results}
 
 
-def test_sums_grow_over_several_jobs(spark: SparkSession) -> None:
+def test_a_task_sum_adds_up_the_results_of_several_jobs(spark: SparkSession) -> None:
     total = TaskSum(spark, first)
     for job in ([5, 3, 9], [1]):
         run_tasks(spark, doubled, job, [total])
