@@ -52,8 +52,8 @@ class Source:
     """The bucket that contains the logs. None if the logs are in the folder."""
 
     def run(self, *statements: str) -> Lsn:
-        """Runs each statement as a transaction of its own. Use BEGIN and COMMIT for a transaction of several
-        statements. Returns the WAL insert position after the statements."""
+        """Runs each statement in a separate transaction. Use BEGIN and COMMIT for a transaction of several statements.
+        Returns the WAL insert position after the statements."""
         for statement in statements:
             self.conn.execute(statement.encode())
         return self.lsn()
@@ -85,7 +85,7 @@ class Source:
         return self.log_of(slot, name)
 
     def log_of(self, slot: str, name: str) -> ChangeLog:
-        """The empty log of an existing slot."""
+        """Creates the empty log of a slot that exists."""
         query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
         ((start,),) = self.conn.execute(query, [slot]).fetchall()
         log = ChangeLog(Layout.of((self.bucket or Location.of(self.folder)) / name))
@@ -98,7 +98,7 @@ class Source:
         messages: Sequence[str] = ("*",), origin: str = Origins.ANY, streaming: bool = True,
         two_phase: bool = False, segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
     ) -> ReceiverProcess:  # fmt: skip
-        """A started receiver. It is killed at the end of the test if it still runs."""
+        """Starts a receiver process. It is killed at the end of the test if it still runs."""
         receiver = ReceiverProcess(ReceiverSettings(
             conninfo or self.database.conninfo, str(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
@@ -110,7 +110,8 @@ class Source:
         return receiver
 
     def receive(self, log: ChangeLog, until: Lsn, *, messages: Sequence[str] = ("*",), **options: Any) -> list[Event]:
-        """Receives up to a goal in this process, which saves a second of imports. Returns all events of this run."""
+        """Receives up to the LSN ``until`` in this process, because a receiver process needs a second for its imports.
+        Returns all events of the run."""
         settings = ReceiverSettings(
             self.database.conninfo, str(Layout.of(log.path.parent.parent).root), (PUBLICATION,), 32 << 20, 0.2,
             messages=tuple(messages), leader=log.leader, **options,
@@ -159,7 +160,8 @@ def source(database: Database, tmp_path: Path, place: Location | None) -> Iterat
 
 @contextmanager
 def source_in(database: Database, folder: Path, bucket: Location | None = None) -> Iterator[Source]:
-    """A source whose logs are in the bucket, if there is a bucket."""
+    """Creates the tables and the publication. The logs are in the bucket if one is given, otherwise in the folder.
+    Receivers that still run at the end are killed."""
     with database.connect() as conn:
         source = Source(database, conn, folder, bucket=bucket)
         source.run(
@@ -174,7 +176,7 @@ def source_in(database: Database, folder: Path, bucket: Location | None = None) 
 
 
 def until_event(receiver: ReceiverProcess, name: str, seconds: float = SECONDS) -> list[Event]:
-    """Events up to the first event of this name."""
+    """Waits for an event of this name. Returns all events that have arrived."""
     seen: list[Event] = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -192,7 +194,7 @@ def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
 
 
 def rows(log: ChangeLog, where: str = "kind IN ('I','U','D','T','M','C')") -> list[dict[str, Any]]:
-    """Rows of the log in order, read by another engine than pgcdc."""
+    """The rows of the log, in order. delta-rs reads them, so the tests do not depend on pgcdc's own reader."""
     query = (
         "SELECT commit_lsn, tx_ordinal, xid, commit_ts, origin, lsn, kind, relation_id, schema_id, payload "
         f"FROM log WHERE {where} ORDER BY commit_lsn, tx_ordinal, relation_id, lsn"
@@ -207,12 +209,13 @@ def rows(log: ChangeLog, where: str = "kind IN ('I','U','D','T','M','C')") -> li
 
 
 def batch_ends(log: ChangeLog) -> list[Lsn]:
-    """For each row of a transaction, the end of the batch that contains the row, in the order of :func:`rows`."""
+    """For each row of :func:`rows` that belongs to a transaction, the end of the batch that contains the row."""
     batches = log.batches(log.start)
     commits = [row["commit_lsn"] for row in rows(log) if row["commit_lsn"] is not None]
     return [next(batch.end for batch in batches if batch.start <= commit < batch.end) for commit in commits]
 
 
 def content(log: ChangeLog, *, but: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-    """All columns of the rows except ``but``. The result must not depend on how the stream was divided into batches."""
+    """The values of all rows, without the columns ``but``. They must not depend on how the stream was divided into
+    batches."""
     return [tuple(value for key, value in row.items() if key not in but) for row in rows(log)]

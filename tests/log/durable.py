@@ -16,7 +16,8 @@ from pathlib import Path
 
 @dataclass
 class Disk:
-    """Records what is durable. At the start, ``root`` exists durably and is empty. ``fsync`` replaces ``os.fsync``."""
+    """Records which files and folders were fsynced. ``fsync`` must replace ``os.fsync``. ``root`` must be empty at the
+    start, and counts as durable."""
 
     root: Path
     really: Callable[[int], None]
@@ -39,7 +40,7 @@ class Disk:
             self.folders |= {entry.inode() for entry in entries if entry.is_dir(follow_symlinks=False)}
 
     def left(self, target: Path) -> Path:
-        """A copy of the folder as it would be after a crash at this moment."""
+        """Copies to ``target`` what would remain of ``root`` if the machine crashed now."""
         with self._lock:
             self._restore(self.root.stat().st_ino, target)
         return target

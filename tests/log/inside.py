@@ -28,7 +28,7 @@ RECEIVING: Final = Limits(batch_bytes=1 << 20, batch_seconds=0.02)
 
 
 class Watched(ReplicationConnection):
-    """A connection that calls the test's function with each confirmation before it is sent."""
+    """A replication connection that calls ``confirming`` with each LSN before it confirms the LSN to the server."""
 
     confirming: Confirmation
 
@@ -38,7 +38,7 @@ class Watched(ReplicationConnection):
 
 
 def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnection:
-    """A connection that calls the test's function with the target LSN before it advances a slot."""
+    """Changes this connection so that it calls ``confirming`` with the new LSN before it advances a slot."""
     execute = conn.execute
 
     def telling(query: Any, params: Any = None, **more: Any) -> Any:
@@ -51,7 +51,7 @@ def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnectio
 
 
 def ranges_of(size: int, **others: Any) -> RangeLimits:
-    """Limits that give every range this size."""
+    """Limits for a drain that reads ``size`` bytes of WAL with each call."""
     return replace(RANGE_LIMITS, smallest_range=size, largest_range=size, **others)
 
 
@@ -62,8 +62,8 @@ def receive_inside(
     patience: Patience = FOR_STREAMS, limits: RangeLimits = RANGE_LIMITS, plugin: PluginOptions = FIRST_VERSION,
     **options: Any,
 ) -> Lsn:  # fmt: skip
-    """Runs the receiver once, as the receiver's process would. ``until``: the goal; None to run without a goal. Returns
-    the log's position afterwards."""
+    """Runs the receiver once, as the receiver's process would, up to the LSN ``until``, or without a goal. Calls
+    ``confirming`` with each LSN before it is confirmed. Returns the log's position at the end."""
     log.open()
     identity, timeline, position = log.identity, log.timeline, log.position()
     conninfo = conninfo or source.database.conninfo
@@ -86,7 +86,8 @@ def receive_inside(
 
 @contextmanager
 def writing(source: Source, number: int) -> Iterator[None]:
-    """Runs ``number`` sessions, each with small transactions of several statements, one after another."""
+    """Lets ``number`` sessions write at the same time, until the ``with`` block ends. Each session commits one small
+    transaction after another."""
     stop = threading.Event()
 
     def write(writer: int) -> None:

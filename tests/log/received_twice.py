@@ -20,7 +20,7 @@ Row = tuple[Any, ...]
 
 NO_DRAIN = 1 << 40
 SEGMENT_BYTES = 1 << 16
-"""A server with little memory sends this many bytes at once, so nearly every block becomes a segment."""
+"""A server with :func:`little_memory` sends blocks of about this size, so nearly every block becomes a segment."""
 _SENT = """
 SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
 WHERE s.slot_name = %s AND r.sent_lsn >= %s::pg_lsn
@@ -29,7 +29,8 @@ WHERE s.slot_name = %s AND r.sent_lsn >= %s::pg_lsn
 
 @dataclass
 class Reading:
-    """The rows of a log, without the rows of rolled-back subtransactions. Each file is read once."""
+    """The rows of a log, without the rows of rolled-back subtransactions. A repeated call of :meth:`rows` reads only
+    new files."""
 
     log: ChangeLog
     late: int = 0
@@ -39,10 +40,12 @@ class Reading:
     _described: dict[int, tuple[bytes, RelationFacts]] = field(default_factory=dict)
 
     def rows(self, *, facts: bool = False) -> list[Row]:
-        """The rows in commit order. Each row has its transaction's facts and the Relation message that applies to it.
+        """The rows in commit order. Each row contains the commit LSN and time of its transaction, and the Relation
+        message that applies to the row. It does not contain ``tx_ordinal``, because some numbers are missing if rows
+        were rolled back.
 
-        The ordinals of a transaction may have gaps, where rows were rolled back. ``facts`` adds what the catalog said
-        of the relation, which depends on when the catalog changes.
+        ``facts`` adds the catalog facts of the row's relation. They depend on when the receiver read the catalog, so
+        two logs may differ in them if the test alters a table.
         """
         for segment in self.log.all_segments():
             if segment.path.name not in self._read:
@@ -86,18 +89,18 @@ class Twin:
         return self.receiver
 
     def complete_to(self, lsn: Lsn) -> None:
-        """Wait until the running receiver has recorded everything that commits below this LSN."""
+        """Waits until the running receiver has recorded everything that commits below this LSN."""
         assert self.receiver is not None
         self.receiver.mark(lsn)
         told = [event for event in until_event(self.receiver, "complete") if event.name == "complete"]
         assert [event.lsn for event in told] == [lsn]
 
     def receive(self, goal: Lsn, **options: Any) -> None:
-        """Receives up to a goal, in this process."""
+        """Receives up to the LSN ``goal``, in this process."""
         self.source.receive(self.log, goal, drain_bytes=NO_DRAIN, **{**self.options, **options})
 
     def arrive(self, goal: Lsn) -> None:
-        """Waits until the running receiver has reached a goal and ended."""
+        """Orders the running receiver to end at ``goal``, and waits until it has ended."""
         assert self.receiver is not None
         self.receiver.until(goal)
         until_event(self.receiver, "arrived")
@@ -134,7 +137,8 @@ class Twins:
         eventually(lambda: sent(self, lsn))
 
     def check(self, *, facts: bool = False, upto: Lsn | None = None) -> list[Row]:
-        """Checks that both logs are valid and equal. Receives ``whole``, unless its receiver runs. Returns the rows."""
+        """Checks that both logs are valid and equal. If no receiver process was started for ``whole``, receives this
+        log first. Returns the rows."""
         if self.whole.receiver is None:
             self.whole.receive(upto or self.flushed())
         found, expected = (twin.reading.rows(facts=facts) for twin in (self.streamed, self.whole))
@@ -148,7 +152,7 @@ class Twins:
 
     @property
     def spilled(self) -> list[str]:
-        """Names of segments that have no batch yet."""
+        """Names of the files that contain parts of transactions in progress, and belong to no batch yet."""
         place = self.streamed.log.path / SPILL
         return sorted(path.name for path in Path(storage.store_of(place).scratch(place)).iterdir())
 
@@ -173,14 +177,16 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
 
 
 def little_memory(source: Source, *, immediate: bool = False) -> None:
-    """Makes the server stream transactions above 64 kB, or each change if ``immediate``, on later connections."""
+    """Makes the server stream each transaction that needs more than 64 kB of decoding memory, or each change if
+    ``immediate``. This applies to connections that are opened later."""
     name, value = ("debug_logical_replication_streaming", "immediate") if immediate else (
         "logical_decoding_work_mem", "64kB")  # fmt: skip
     source.run(f"ALTER DATABASE {source.database.name} SET {name} = '{value}'")
 
 
 def many(first: int, count: int = 400, table: str = "a") -> str:
-    """Inserts rows: half as many as the receiver reads at once, and more than fit into the server's decoding memory."""
+    """Inserts ``count`` rows of 1.8 kB. 400 rows are more than the server's decoding memory (:func:`little_memory`),
+    but less than the 1 MiB that the receiver processes at once."""
     rows = f"generate_series({first}, {first + count - 1}) g"
     return f"INSERT INTO {table} (id, v) SELECT g, repeat('x', 1800) FROM {rows}"
 
@@ -208,8 +214,8 @@ def durable(twins: Twins, lsn: Lsn) -> None:
 
 
 def recorded(source: Source, log: ChangeLog, receiver: ReceiverProcess, lsn: Lsn) -> None:
-    """Waits until the log is recorded up to ``lsn``, and this is confirmed. It sets a mark, because the server sends
-    nothing for WAL records of its own, which may follow the last received message."""
+    """Waits until the log is complete up to ``lsn``, and this is confirmed. A MARK order is necessary, because ``lsn``
+    may lie after WAL records of the server itself, for which it sends nothing."""
     receiver.mark(lsn)
     until_event(receiver, "complete")
     eventually(lambda: source.confirmed(log) >= lsn)

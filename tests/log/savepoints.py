@@ -1,9 +1,9 @@
 """A small model of a server that streams transactions with savepoints: what it sends, and what commits.
 
-Real servers do the same (tests/versions runs savepoints on them). A subtransaction gets its xid with its first change,
-after the subtransactions around it. Changes that are rolled back before the server sends their block are never sent. A
-rollback to a savepoint sends an abort for each subtransaction that it rolls back, including released subtransactions.
-The rollback of a whole transaction also sends an abort for the top transaction.
+Real servers do the same (tests/versions runs savepoints on them). A subtransaction gets its xid with its first change.
+The subtransactions that contain it get their xids before it. Changes that are rolled back before the server sends their
+block are never sent. A rollback to a savepoint sends an abort for each subtransaction that it rolls back, including
+released subtransactions. The rollback of a whole transaction also sends an abort for the top transaction.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Level:
 class Session:
     levels: list[Level] = field(default_factory=lambda: [Level()])
     changes: list[tuple[int, AnyMessage]] = field(default_factory=list)
-    """Unsent changes of subtransactions that were not rolled back, in order."""
+    """All changes that were not rolled back, in order, each with the xid of its subtransaction."""
     unsent: list[tuple[int, AnyMessage]] = field(default_factory=list)
+    """The part of ``changes`` that is not sent yet."""
     streamed: bool = False
 
 
@@ -62,7 +63,7 @@ class StreamingServer:
         self.frames: list[bytes] = []
         self.committed: dict[int, list[AnyMessage]] = {}
         self.xids: dict[int, int] = {}
-        """The xids of the committed transactions."""
+        """The xid of each committed transaction, by its ``commit_lsn``."""
         self._sessions: dict[int, Session] = {}
         self._xid, self._lsn, self._row = 700, 1000, 0
 
@@ -106,7 +107,8 @@ class StreamingServer:
         session = self._session(number)
         top = session.levels[0].xid
         if top is not None:
-            # Without this, a transaction that was never streamed would be sent only after its commit.
+            # A transaction of which nothing was sent yet is sent as a block, too. A real server would send it without
+            # blocks.
             self.stream(number)
             self._lsn += 100
             if session.streamed:
@@ -117,7 +119,7 @@ class StreamingServer:
         del self._sessions[number]
 
     def whole(self, number: int) -> None:
-        """Sends a separate transaction that is not streamed. ``number`` has no effect."""
+        """Sends a complete transaction of another session, without blocks. ``number`` is ignored."""
         self._xid, self._lsn, self._row = self._xid + 1, self._lsn + 100, self._row + 1
         commit_lsn, change = Lsn(self._lsn), Insert(RELATION, (str(self._row),))
         for message in (Begin(commit_lsn, EPOCH, self._xid), DESCRIPTION, change):

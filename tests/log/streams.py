@@ -109,12 +109,13 @@ TRANSACTIONS = st.lists(
     ),
     max_size=6,
 )
-"""For each transaction: its changes, its origin, whether a message between transactions precedes it, and how many
-Stream Aborts follow it."""
+"""For each transaction: its changes, its origin, whether a logical message outside of transactions precedes it, and how
+many Stream Aborts follow it."""
 
 
 def build(transactions: list[Any], relations: Relations) -> Stream:
-    """The stream of these transactions. It starts with the descriptions of relations 1 to 4."""
+    """Builds the stream of these transactions. ``relations`` gets the Relation messages of relations 1 to 4, so the
+    stream need not begin with them."""
     stream, schema, lsn = Stream(), {}, 1000
     for relation_id in range(1, 5):
         schema[relation_id] = describe(relations, relation(relation_id, f"t{relation_id}"), 0)
@@ -194,15 +195,15 @@ def frames_of(at: int, relation_id: int = 1, number: int = 2) -> PendingFrames:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A message and the transaction of the block that contains it, if any. The messages from Begin Prepare to Prepare
-    are one block."""
+    """A decoded message, and the xids of the block that contains it. A block reaches from Stream Start to Stream Stop,
+    or from Begin Prepare to Prepare. Outside of a block, both xids are None."""
 
     message: AnyMessage
     top: int | None = None
     """The top transaction's xid. The first and last message of a block have it, too."""
     subxid: int | None = None
-    """The xid in the message itself. For a transaction that is sent completely at its PREPARE, that transaction's
-    xid."""
+    """The xid that the message itself contains. Messages between Begin Prepare and Prepare contain no xid, so this is
+    the top transaction's xid."""
 
 
 class StreamDecoder:

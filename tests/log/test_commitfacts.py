@@ -1,5 +1,5 @@
-"""Early files, which were written before their transaction's commit: what their tags say, and that every reader of the
-log reads them like all other files."""
+"""Early files are files that were written before their transaction's commit. Their tags contain the facts of the
+commit. These tests check the tags, and that every reader of the log reads early files like all other files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ HISTORY = (
 @given(
     st.integers(0, 2**63 - 1), st.integers(-(2**62), 2**62), st.sets(XIDS), st.dictionaries(XIDS, st.integers(-9, 9))
 )
-def test_facts_round_trip_through_their_tags(lsn: int, ts: int, aborted: set[int], schema_ids: dict[int, int]) -> None:
+def test_commit_facts_round_trip_through_the_tags_of_a_file(
+    lsn: int, ts: int, aborted: set[int], schema_ids: dict[int, int]
+) -> None:
     late = CommitFacts(lsn, ts, tuple(sorted(aborted)), schema_ids)
     tags = late.to_tags()
     assert all(isinstance(text, str) for text in tags.values())
@@ -61,7 +63,7 @@ def test_facts_round_trip_through_their_tags(lsn: int, ts: int, aborted: set[int
     assert hash(late) == hash(CommitFacts.of_tags(tags))
 
 
-def test_tags_are_short() -> None:
+def test_tags_list_aborted_xids_as_ranges_and_leave_out_empty_facts() -> None:
     late = CommitFacts(Lsn(16), 5, (7, *range(700, 901), 1000), {1: -5, 2: 6})
     assert late.to_tags() == {
         "pgcdc.commit_lsn": "16", "pgcdc.commit_ts": "5", "pgcdc.aborted": "7,700-900,1000",
@@ -88,7 +90,9 @@ def test_invalid_tags_are_refused(tags: dict[str, str]) -> None:
 
 
 @given(st.lists(XIDS, max_size=20, unique=True).map(sorted), XIDS, XIDS)
-def test_file_keeps_only_the_aborted_subtransactions_of_its_own_range(aborted: list[int], one: int, other: int) -> None:
+def test_file_lists_only_the_aborted_subtransactions_in_its_range_of_xids(
+    aborted: list[int], one: int, other: int
+) -> None:
     low, high = min(one, other), max(one, other)
     found = CommitFacts(1, 2, tuple(aborted), {3: 4}).within(low, high)
     assert found == CommitFacts(1, 2, tuple(xid for xid in aborted if low <= xid <= high), {3: 4})
@@ -116,8 +120,9 @@ def test_commit_facts_are_filled_into_the_rows() -> None:
 @settings(max_examples=15)
 @given(BATCHES)
 @example([list(batch) for batch in HISTORY])
-def test_any_history_reads_the_same_from_early_files(batches: list[list[Transaction]]) -> None:
-    """The same must be read after the log is compacted, and after it is cut off batch by batch."""
+def test_early_files_have_the_same_rows_as_files_written_at_commit(batches: list[list[Transaction]]) -> None:
+    """The rows are also the same after the log is compacted, and after its batches are deleted one by one from the
+    start."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder) / "compacted", batches)
         _same(plain, early)
@@ -143,7 +148,7 @@ def _same(plain: ChangeLog, early: ChangeLog) -> None:
 
 
 def _pruned(log: ChangeLog, span: LsnRange) -> list[Any]:
-    """Rows of the span by relation. Reads only files whose statistics allow such rows."""
+    """The rows of an LSN range, for each relation. Reads only files whose statistics do not exclude such rows."""
     at = pc.field("commit_lsn")
     found = []
     for relation in (1, 2, 3, None):
@@ -188,7 +193,7 @@ def _same_when_cut_off(plain: ChangeLog, early: ChangeLog) -> None:
         assert early.verify(whole(early)) == plain.verify(whole(plain))
 
 
-def test_files_written_before_their_commit_are_found_by_their_commit(tmp_path: Path) -> None:
+def test_early_files_are_found_by_the_commit_lsn_of_their_transaction(tmp_path: Path) -> None:
     _, log = twins(tmp_path, HISTORY)
     late = [segment for segment in log.all_segments() if segment.commit_facts is not None]
     assert len(late) == 4
@@ -202,7 +207,7 @@ def test_files_written_before_their_commit_are_found_by_their_commit(tmp_path: P
     assert sum(segment.rows for segment in late) == 9, "as they stand"
 
 
-def test_tags_of_a_file_name_only_the_aborted_subtransactions_it_holds(tmp_path: Path) -> None:
+def test_tags_of_a_file_list_only_aborted_subtransactions_with_rows_in_the_file(tmp_path: Path) -> None:
     changes = tuple(Change("I", 1, 0, sub, b"x") for sub in (0, 1, 2, 3))
     _, log = twins(tmp_path, [[Transaction(changes, (1, 2, 4), files=2)]])
     told = [segment.commit_facts.aborted for segment in log.all_segments() if segment.commit_facts is not None]
@@ -252,7 +257,7 @@ def test_wrong_tag_is_detected(tmp_path: Path, old: str, new: str) -> None:
 
 
 def test_row_that_was_never_written_is_detected_as_missing(tmp_path: Path) -> None:
-    """Neither the file nor its checksum shows that a row is missing, so the count in the tags must show it."""
+    """The file and its checksum are valid. Only the count in the batch's summary shows that a row is missing."""
     twin = Twin(tmp_path, early=True)
     put, lost = twin._put, []
 

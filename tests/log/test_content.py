@@ -26,8 +26,8 @@ def test_rows_of_several_transactions_and_tables_are_stored_in_order(source: Sou
     assert all(row["xid"] and row["commit_ts"] for row in rows(log))
 
 
-def test_batch_lists_the_leaves_that_are_published_via_their_root(source: Source) -> None:
-    """The batch also lists a leaf that was created and dropped between two catalog checks."""
+def test_batch_lists_the_partitions_that_are_published_via_their_root(source: Source) -> None:
+    """The batch also lists a partition that was created and dropped between two catalog checks."""
     source.run("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)",
                "CREATE TABLE branch PARTITION OF r FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id)",
                "CREATE TABLE leaf PARTITION OF branch FOR VALUES FROM (0) TO (10)", "ALTER PUBLICATION p ADD TABLE r",
@@ -44,7 +44,7 @@ def test_batch_lists_the_leaves_that_are_published_via_their_root(source: Source
     assert told == {oid["r"]: {oid["leaf"], oid["gone"]}}
 
 
-def test_rows_of_one_transaction_carry_their_own_schema_versions(source: Source) -> None:
+def test_rows_before_and_after_an_alter_have_different_schema_ids(source: Source) -> None:
     log = source.log()
     end = source.transaction(
         "INSERT INTO a VALUES (1, 'x')", "ALTER TABLE a ADD COLUMN more date", "INSERT INTO a VALUES (2, 'y', now())"

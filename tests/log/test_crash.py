@@ -77,7 +77,8 @@ def test_lost_connection_is_reported_and_loses_nothing(source: Source) -> None:
 
 
 def test_transactions_that_a_slot_behind_the_log_repeats_are_stored_once(source: Source) -> None:
-    """PostgreSQL does not write confirmations to disk at once. The test sets the slot back by a copy of the slot."""
+    """PostgreSQL does not write confirmations to disk at once, so a crash of the source can set the slot back. The test
+    replaces the slot by a copy that was made before the changes."""
     log, twin = source.log(), source.log("twin")
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
@@ -147,7 +148,7 @@ def path(source: Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadPath]:
 
 
 def after(seconds: float, action: Callable[[Receiver], None]) -> Callable[[Receiver], None]:
-    """Gives the receiver an order, ``seconds`` after the receiver's start."""
+    """A callback for the receiver. It calls ``action`` once, when ``seconds`` have passed from now."""
     due = [time.monotonic() + seconds]
 
     def order(receiver: Receiver) -> None:
@@ -170,13 +171,14 @@ def after(seconds: float, action: Callable[[Receiver], None]) -> Callable[[Recei
 def test_run_ends_when_the_network_path_is_dead(
     source: Source, path: DeadPath, kind: str, new: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No error arrives, so only the silence can end the run. A later run continues."""
+    """The connection reports no error. The run ends because nothing arrives for too long. A later run continues."""
     if kind == "stream by libpq":
         monkeypatch.setattr(ReplicationConnection, "socket", lambda connection: None)
     log = source.log()
     source.run("INSERT INTO a VALUES (1, 'x')")
     if kind == "drain":
-        # The network path dies in the middle of a call, because these rows do not fit into the proxy's buffer.
+        # These rows do not fit into the proxy's buffer, so the network path dies while the server still sends the
+        # result.
         source.run("INSERT INTO a SELECT g, repeat(md5(g::text), 30) FROM generate_series(2, 60000) g")
     started = time.monotonic()
     with pytest.raises(SourceUnavailable, match=r"has sent nothing for 1 s|timeout"):
@@ -321,7 +323,8 @@ def test_incomplete_announcement_is_not_read(tmp_path: Path, monkeypatch: pytest
 def test_receiver_continues_if_its_announcement_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cause is a full disk, or the announcement of another receiver, which may exist for a second after its run."""
+    """The disk is full, or an earlier receiver still holds the file of the announcement, for up to a second after its
+    run."""
     monkeypatch.setattr(progressfile, "ANNOUNCE_SECONDS", 0)
     layout, open_ = Layout.of(tmp_path), TransactionsInProgress()
     open_.start(StreamStart(771, True), Lsn(8), 0.0)

@@ -1,4 +1,5 @@
-"""A backlog is received through the SQL functions. The log then equals the log received by the stream."""
+"""Drains: the receiver reads a backlog with pg_logical_slot_get_binary_changes. The log then equals a log that was
+received through the stream."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def everything(source: Source) -> None:
-    """Writes messages of each kind, overlapping transactions, DDL between them, and WAL without published changes."""
+    """Writes messages of each kind, overlapping transactions, DDL, and WAL without published changes."""
     source.run("CREATE TYPE mood AS ENUM ('sad', 'ok')", "ALTER TABLE a ADD COLUMN m mood, ADD COLUMN large text",
                "ALTER TABLE a ALTER large SET STORAGE EXTERNAL")  # fmt: skip
     for number in range(30):
@@ -139,7 +140,8 @@ def test_slot_is_advanced_only_to_durable_positions(source: Source) -> None:
 
 
 def test_drain_acquires_the_slot_often_enough_to_keep_it_valid(source: Source) -> None:
-    """Since PostgreSQL 18, the server can invalidate a slot that no session acquires. The drain reads from a copy."""
+    """The drain reads from a copy of the slot. Since PostgreSQL 18, the server can invalidate a slot that no session
+    acquires, so the drain acquires the slot itself from time to time."""
     limits = ranges_of(4000, touch_seconds=0.1)
     log = source.log("drained")
     source.run(*(f"INSERT INTO a VALUES ({number}, {LARGE})" for number in range(30)))
@@ -173,8 +175,8 @@ def test_long_open_transaction_is_streamed_instead_of_drained(source: Source, co
 def test_complete_transactions_are_drained_even_if_a_later_record_is_incomplete(
     source: Source, commands: list[str]
 ) -> None:
-    """The last flushed WAL page ends in the middle of a record. The commit that the record belongs to is not flushed,
-    and the source is now idle."""
+    """The flushed WAL ends in the middle of a record of an open transaction, and the source writes nothing more. The
+    drain must end below this record."""
     limits = replace(RANGE_LIMITS, unsure_bytes=64 << 10)
     for attempt in range(3):
         commands.clear()
@@ -236,7 +238,7 @@ def test_drain_loses_nothing_when_another_session_advances_the_slot(source: Sour
 
 
 def test_values_larger_than_one_read_are_received(source: Source) -> None:
-    """One message arrives in thousands of pieces, through the stream and through the SQL functions."""
+    """A message of 30 MB arrives in thousands of pieces, both through the stream and through a drain."""
     streamed, log = source.log("streamed"), source.log("drained")
     for megabytes in (1, 3, 30):
         source.run(f"INSERT INTO a VALUES ({megabytes}, repeat('x', {megabytes << 20}))",

@@ -19,7 +19,8 @@ pytestmark = in_each_place
 
 @dataclass
 class Stream:
-    """Three transactions in the source. A second log, the scout, has received them to find their positions."""
+    """Three transactions in the source. A second log, the scout, has received them, so that the test knows their
+    LSNs."""
 
     source: Source
     log: ChangeLog
@@ -30,7 +31,7 @@ class Stream:
     """The commit_lsn and end_lsn of each transaction."""
 
     def finish(self) -> None:
-        """Receives the rest in the next run. Both logs must then have the same content."""
+        """Receives all other transactions in a second run. Both logs must then have the same content."""
         self.source.receive(self.log, self.source.lsn())
         assert content(self.log) == content(self.scout)
 
@@ -121,7 +122,7 @@ def test_goal_is_reached_while_an_idle_transaction_is_open(source: Source) -> No
     assert _transactions(log) == 2
 
 
-def test_goal_in_the_past_receives_nothing(stream: Stream) -> None:
+def test_run_with_a_goal_below_the_end_of_the_log_receives_nothing(stream: Stream) -> None:
     stream.source.receive(stream.log, stream.source.lsn())
     position, version = stream.log.position(), len(rows(stream.log))
     events = stream.source.receive(stream.log, stream.commits[0][1])
@@ -138,7 +139,7 @@ def test_receiver_waits_until_the_source_reaches_a_goal_above_its_position(sourc
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
     until_event(receiver, "batch")
-    # This is longer than three times wal_writer_delay (50 ms here), when a goal in existing WAL would be reached.
+    # If the goal were in existing WAL, the run would end after three times wal_writer_delay (50 ms here).
     time.sleep(0.8)
     assert not any(event.name == "arrived" for event in receiver.events(0))
     source.run("INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 10000) g")

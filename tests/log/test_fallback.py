@@ -55,7 +55,7 @@ def streams_again(twins: Twins, first: int) -> None:
 def test_transaction_that_cannot_be_decoded_in_progress_is_received_unstreamed(
     twins: Twins, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Goals and marks that were requested before the reconnect are kept, and each of them is reported once."""
+    """The receiver keeps the goal and the marks that were ordered before it reconnected. It reports each mark once."""
     source = twins.source
     source.run("CREATE TABLE own (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE own")
     receiver = twins.streamed.start()
@@ -136,13 +136,13 @@ def test_transaction_whose_messages_may_be_rolled_back_is_received_unstreamed(tw
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_restored_source_is_noticed_by_its_streamed_transactions(twins: Twins) -> None:
-    """The log's newest transaction is a large one. The restored source does not have this transaction at its LSN."""
+    """The server sends a large transaction that the log does not have, although it is below the log's position."""
     source, log = twins.source, twins.streamed.log
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
     twins.streamed.receive(source.run("BEGIN", many(1), many(1001), "COMMIT"))
     with_other = source.run("BEGIN", many(5001), many(6001), "COMMIT")
-    # Make the log end above a transaction that it does not have, and set the slot back to below this transaction.
+    # Set the slot back to below the second transaction, and move the log's position above it. The log does not have it.
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [f"{slot}_old", slot])
     _move(twins, with_other)
@@ -156,8 +156,9 @@ def _move(twins: Twins, position: Lsn) -> None:
     BatchWriter(log.path, log.identity, log.timeline, Relations()).advance(position)
 
 
-def test_fallback_lasts_until_its_time_is_over_and_its_position_is_reached() -> None:
-    """Each failure doubles the time, up to an hour. Streaming resumes after the time, at or above the position."""
+def test_streaming_resumes_when_the_fallback_time_is_over_and_its_position_is_reached() -> None:
+    """``failed`` turns streaming off for some seconds, and for twice as long each time, up to an hour. ``until`` turns
+    it off until a position is reached."""
     fallback = Fallback(True, 0.0)
     assert not fallback.whole
     assert fallback.failed() == fallback.failed() == 0.0

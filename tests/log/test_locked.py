@@ -1,4 +1,5 @@
-"""A table with a row filter is locked when a transaction commits, so that the receiver cannot read the filter."""
+"""When a transaction on a table with a row filter commits, another session holds a lock on the table. The receiver
+cannot read the filter from the catalog until the lock is released."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def filtered(source: Source, options: dict[str, Any]) -> Twins:
 
 @contextmanager
 def locked_at_a_commit(twins: Twins) -> Iterator[psycopg.Connection[Any]]:
-    """Commits a transaction on the filtered table while another session waits for a lock on it. Yields this session,
-    which holds the lock after the commit."""
+    """Commits a transaction on the filtered table while another session waits for a lock on the table. The commit gives
+    the lock to that session. Yields the session, which holds the lock until the test commits."""
     source = twins.source
     with source.database.connect() as writer, source.database.connect() as locker:
         writer.execute(("BEGIN; " + many(1, 600, "rf")).encode())
@@ -52,8 +53,9 @@ def locked_at_a_commit(twins: Twins) -> Iterator[psycopg.Connection[Any]]:
         queued.start()
         eventually(lambda: queues(source, locker.info.backend_pid))
         before = source.run("INSERT INTO a VALUES (-1, 'before')")
-        # Relations that arrive in one batch are described together, and would all wait. So this transaction must be in
-        # an earlier batch.
+        # The receiver reads the catalog once for all relations that arrive together. If this transaction arrived
+        # together with the filtered table, it would wait for the lock, too. So the receiver must have it before the
+        # commit.
         eventually(lambda: written(twins) >= before)
         writer.execute(commit.encode())
         queued.join(SECONDS)

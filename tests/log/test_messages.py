@@ -86,7 +86,7 @@ def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
     ended = source.run("INSERT INTO a VALUES (1, 'x')", INSIDE.format("one"), INSIDE.format("two"))
-    # The run may end below its goal, because the server sends nothing for the WAL before the goal.
+    # A run may end below its goal, because the server may have nothing to send for the last WAL below the goal.
     while log.position() < ended:
         source.run("INSERT INTO foreign_table VALUES (1, 'x')")
         source.receive(log, source.lsn(), messages=first)
@@ -95,14 +95,14 @@ def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
     source.run(INSIDE.format("two"), INSIDE.format("one"), "INSERT INTO a VALUES (2, 'x')")
     source.receive(log, source.lsn(), messages=second)
-    # A prefix that was added to the setting applies only to messages after the log's position.
+    # If only the second setting includes a prefix, its messages below the log's position are not added.
     added = [prefix for prefix in ("two", "one") if second == ["*"] or prefix in second]
     assert told(log) == before + added
     assert [row["kind"] for row in rows(log, "kind = 'I'")] == ["I", "I"]
 
 
 @pytest.mark.long
-def test_ranges_of_a_drain_may_end_inside_a_message(source: Source) -> None:
+def test_message_is_stored_once_if_a_drain_range_ends_inside_it(source: Source) -> None:
     log = source.log()
     for number in range(20):
         source.run(f"SELECT pg_logical_emit_message(false, 'm{number}', repeat('x', {number * 97}))")
@@ -111,7 +111,9 @@ def test_ranges_of_a_drain_may_end_inside_a_message(source: Source) -> None:
     assert log.verify(_all(log))
 
 
-def test_resend_check_requires_rows_but_not_messages(source: Source) -> None:
+def test_resend_check_does_not_require_a_transaction_that_has_only_messages(source: Source) -> None:
+    """The server sends the log's newest transaction again, if the slot is behind the log. If this transaction has only
+    logical messages, a changed setting may leave it out."""
     log = source.log()
     confirmed = source.confirmed(log)
     source.run("INSERT INTO a VALUES (1, 'x')")

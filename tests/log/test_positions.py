@@ -57,9 +57,9 @@ def test_receiver_does_not_import_pandas(source: Source) -> None:
     receiver.stop()
 
 
-def test_position_past_foreign_wal_is_recorded_before_it_is_confirmed(source: Source) -> None:
+def test_position_past_unpublished_wal_is_recorded_and_then_confirmed(source: Source) -> None:
     log = source.log()
-    # With streaming, the end of an unpublished transaction would be a boundary, too.
+    # With streaming, the server would also send the end of this transaction, which would then be a boundary.
     receiver = source.receiver(log, streaming=False)
     until_event(receiver, "started")
     before = source.lsn()
@@ -73,7 +73,7 @@ def test_position_past_foreign_wal_is_recorded_before_it_is_confirmed(source: So
 
 
 @pytest.mark.long
-def test_apply_lsn_that_the_parent_reports_is_sent_to_the_server(source: Source) -> None:
+def test_apply_lsn_that_the_parent_process_reports_is_sent_to_the_server(source: Source) -> None:
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -116,8 +116,8 @@ def test_large_transaction_is_spilled_to_files_and_stored_completely(source: Sou
 
 
 def test_source_can_shut_down_while_a_receiver_is_connected(database: Database, source: Source) -> None:
-    """A fast shutdown waits until everything that was sent is confirmed. The server's keepalive requests a reply, which
-    ends the batch."""
+    """A fast shutdown waits until everything that was sent is confirmed. The server requests a reply in a keepalive,
+    and the receiver then ends its batch, which would otherwise stay open for an hour."""
     server = new_server(source.folder / "own", database.server.version)
     with server:
         mine = Database(server, "postgres")
@@ -129,7 +129,8 @@ def test_source_can_shut_down_while_a_receiver_is_connected(database: Database, 
             try:
                 until_event(receiver, "started")
                 end = own.run("INSERT INTO a VALUES (1, 'x')")
-                # The relation must be described before the shutdown, because a shutdown ends SQL sessions first.
+                # The receiver must have read the relation from the catalog before the shutdown, which ends SQL sessions
+                # first.
                 eventually(lambda: _written(own) >= end)
                 conn.close()
                 started = time.monotonic()
@@ -150,7 +151,8 @@ def _written(source: Source) -> Lsn:
 
 
 def _reported(column: str) -> str:
-    """A query for a column of pg_stat_replication, in the row of the receiver that holds the slot of this database."""
+    """A query for a column of pg_stat_replication. It reads the row of the receiver that uses a slot of this
+    database."""
     return (
         f"SELECT coalesce(max(r.{column}), '0/0') FROM pg_stat_replication r "
         "JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.database = current_database()"
@@ -158,7 +160,8 @@ def _reported(column: str) -> str:
 
 
 def test_locked_table_does_not_delay_the_stream(source: Source, database: Database) -> None:
-    """A TRUNCATE, ALTER TABLE or VACUUM FULL holds the lock. The server continues to send, so the slot must advance."""
+    """A TRUNCATE, ALTER TABLE or VACUUM FULL in another session holds the lock. The server still sends the table's
+    changes, so the receiver must store and confirm them."""
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     with database.connect() as other:
@@ -168,14 +171,15 @@ def test_locked_table_does_not_delay_the_stream(source: Source, database: Databa
         other.execute("ROLLBACK")
 
 
-# Marks ----------------------------------------------------------------------------------------------
+# Marks: LSNs up to which the sync orders a complete log (MARK) --------------------------------------
 
 FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g"
 
 
 @pytest.mark.parametrize("goal", [True, False], ids=["goal", "no goal"])
 def test_log_reaches_a_mark_if_the_server_sends_only_keepalives(source: Source, goal: bool) -> None:
-    """The LSN of a snapshot is such a mark: no published change is near it, and the server is already far above it."""
+    """The LSN of a snapshot can be such a mark: no published change is near it, and the source's WAL already ends far
+    above it."""
     log, before = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
     mark = source.run(FOREIGN)
     source.run(FOREIGN)
@@ -184,7 +188,7 @@ def test_log_reaches_a_mark_if_the_server_sends_only_keepalives(source: Source, 
     if goal:
         receiver.until(mark)
     until_event(receiver, "complete")
-    # A consistent point could now be published at the mark.
+    # The log is complete up to the mark, so mirrors can now be brought to this LSN.
     assert log.position() >= mark > before
     if goal:
         receiver.join(SECONDS)
@@ -194,7 +198,7 @@ def test_log_reaches_a_mark_if_the_server_sends_only_keepalives(source: Source, 
     assert len(rows(log, "kind = 'I'")) == 2
 
 
-def test_mark_inside_an_open_batch_closes_the_batch(source: Source) -> None:
+def test_mark_inside_an_open_batch_ends_the_batch_at_once(source: Source) -> None:
     log, mark = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
     source.run("INSERT INTO a VALUES (2, 'y')")
     receiver = source.receiver(log, batch_seconds=3600)
@@ -204,11 +208,11 @@ def test_mark_inside_an_open_batch_closes_the_batch(source: Source) -> None:
     receiver.stop()
 
 
-# The receiver notes how far the log is complete, in WAL that holds nothing for the log --------------
+# In WAL without published changes, the receiver notes up to which LSN the log is complete -----------
 
 
-def test_log_is_complete_past_wal_that_holds_nothing_for_it(source: Source) -> None:
-    """The recorded position stays: it moves once per segment file of such WAL."""
+def test_log_is_noted_as_complete_past_wal_without_published_changes(source: Source) -> None:
+    """The position in the log's Delta table stays the same. A commit moves it only after 16 MiB of such WAL."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -352,7 +356,8 @@ class SlowDisk(BatchWriter):
 
 @pytest.mark.long
 def test_slow_disk_delays_no_answer_to_the_server(source: Source, tmp_path: Path) -> None:
-    """Here our session's own timeout is also one second. While one batch is written, the next batch is already due."""
+    """The receiver's session has a wal_sender_timeout of one second, but the disk needs three seconds for each batch.
+    Batches are due one after another."""
     log, asked = source.log(), list[float]()
     end = source.run(*(f"INSERT INTO a VALUES ({number}, repeat('x', 100000))" for number in range(30)))
 
@@ -414,7 +419,7 @@ def test_confirmed_position_survives_a_crash_of_the_machine(
     lake.mkdir()
     disk = Disk(tmp_path, os.fsync)
     monkeypatch.setattr(os, "fsync", disk.fsync)
-    # With segments of this size, segments are written before their batch, and before their transaction has ended.
+    # The segments are so small that some are written before all of their transaction has arrived.
     receiving = replace(RECEIVING, segment_bytes=1 << 19)
     log, left = source.log(), dict[Lsn, Path]()
 
@@ -442,7 +447,7 @@ def _work(source: Source, number: int) -> Lsn:
     return source.run(f"INSERT INTO b VALUES ({number}, 1)", "INSERT INTO foreign_table SELECT 1, 'x'")
 
 
-# A writer that lost its lease on the lake, without knowing this, cannot commit after the fence ------
+# A process that takes over the lake (the new leader) prevents commits of the earlier writer ---------
 
 WHO = Identity("7", "db", "slot")
 
@@ -455,7 +460,7 @@ def layout(request: pytest.FixtureRequest, tmp_path: Path) -> Layout:
     return Layout.of(tmp_path / "lake")
 
 
-def test_receiver_that_lost_the_lake_cannot_commit(layout: Layout) -> None:
+def test_writer_cannot_commit_after_a_new_leader_has_taken_the_lake(layout: Layout) -> None:
     ChangeLog(layout).create(WHO, Lsn(100), 1)
     before = LogWriter(layout.change_log, WHO)
     before.commit(Lsn(100), Lsn(200), 1, [])
@@ -464,7 +469,7 @@ def test_receiver_that_lost_the_lake_cannot_commit(layout: Layout) -> None:
     with pytest.raises(LogConflict, match="another writer, because this process did not renew its lease"):
         before.commit(Lsn(200), Lsn(300), 1, [])
     with pytest.raises(LogConflict, match="another writer"):
-        # Opening the log again does not give the writer the lease back.
+        # The earlier writer cannot commit even if it opens the log again, because it does not name the new leader.
         LogWriter(layout.change_log, WHO)
     after = LogWriter(layout.change_log, WHO, ChangeLog(layout).leader)
     after.commit(Lsn(200), Lsn(250), 1, [])
@@ -474,7 +479,7 @@ def test_receiver_that_lost_the_lake_cannot_commit(layout: Layout) -> None:
     assert ChangeLog(layout).position() == 250
 
 
-def test_fence_reaches_every_table_of_the_lake(layout: Layout) -> None:
+def test_new_leader_shuts_out_the_earlier_writer_from_every_table_of_the_lake(layout: Layout) -> None:
     ChangeLog(layout).create(WHO, Lsn(100), 1)
     names = [TableName("public", "t"), TableName("public", "with a log_of.its own"), TableName("odd", "_delta_log")]
     places = [*map(layout.mirror, names), layout.changes(names[0])]

@@ -58,7 +58,7 @@ def test_log_of_another_format_is_refused(tmp_path: Path) -> None:
             use()
 
 
-def test_position_without_rows_adds_no_file(log: ChangeLog) -> None:
+def test_moving_the_position_without_rows_adds_no_file(log: ChangeLog) -> None:
     writer, _ = writer_of(log)
     writer.advance(Lsn(200))
     assert log.position() == 200
@@ -78,7 +78,7 @@ def test_position_is_set_by_compare_and_set(log: ChangeLog) -> None:
     assert sum(segment.rows for segment in log.segments(LsnRange(Lsn(0), Lsn(1000)))) == 6
 
 
-def test_batches_and_segments_are_found_by_span(log: ChangeLog) -> None:
+def test_batches_and_segments_are_found_by_lsn_range(log: ChangeLog) -> None:
     writer, _ = writer_of(log)
     for at, relation_id in ((200, 1), (300, 2), (400, 1)):
         writer.commit(frames_of(at, relation_id), [], Lsn(at + 50))
@@ -93,7 +93,7 @@ def test_batches_and_segments_are_found_by_span(log: ChangeLog) -> None:
     assert {shape.relation_id for shape in log.shapes(LsnRange(Lsn(210), Lsn(450))).values()} == {1, 2}
 
 
-def test_span_is_read_once_and_may_begin_and_end_inside_a_batch(
+def test_log_span_reads_its_batches_once_and_may_begin_and_end_inside_a_batch(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, _ = writer_of(log)
@@ -138,7 +138,7 @@ def _lose_a_row(path: Path) -> None:
 
 
 def _flip_a_bit(path: Path) -> None:
-    """Flips a bit in the middle of the messages. The row counts do not show this."""
+    """Flips a bit in the middle of the column ``payload``. Row counts do not show this damage."""
     footer = pq.read_metadata(path)
     payload = footer.row_group(footer.num_row_groups - 1).column(LOG_SCHEMA.get_field_index("payload"))
     content = bytearray(path.read_bytes())
@@ -178,7 +178,7 @@ def test_position_that_is_not_an_lsn_is_named_in_the_error(log: ChangeLog) -> No
         ChangeLog(log.layout).position()
 
 
-def test_file_that_differs_from_its_description_is_not_committed(
+def test_file_that_was_changed_after_it_was_written_is_not_committed(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, _ = writer_of(log)

@@ -56,7 +56,8 @@ from tests.log.streams import (
 
 
 def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> list[Rows]:
-    """Cuts the stream at any frames. Each part is assembled alone, from the state at the start of the part."""
+    """Divides the stream at the frames ``cuts``. Computes the rows of each part alone, from the state at the start of
+    the part."""
     found: list[Rows] = []
     state: OpenTransaction | None = None
     edges = sorted({0, len(stream.frames), *(cut % (len(stream.frames) + 1) for cut in cuts)})
@@ -166,8 +167,8 @@ def test_wrong_lengths_are_refused(payloads: list[bytes]) -> None:
 
 
 def test_stream_aborts_leave_no_rows() -> None:
-    """PostgreSQL 18 sends Stream Aborts between transactions: without a transaction after them, and before a
-    transaction that is still open."""
+    """PostgreSQL 18 sends Stream Aborts of transactions of which it has sent no block. The test has such messages
+    alone, and before a transaction that is still open."""
     pending, alone = PendingBatch(), run_of([frame(stream_abort(7, 8))] * 3, 0)
     pending.receive(alone, 0, transaction_after(alone, None), 1.0)
     assert pending.since is None
@@ -211,7 +212,8 @@ SECONDS, START = 10.0, 1000.0
 
 @dataclass
 class Rig:
-    """Batches with a clock that moves only when the test moves it, and a writer that only counts."""
+    """Batches with a clock that moves only when the test moves it, and with a writer that only notes the size of each
+    batch."""
 
     clock: list[float]
     cuts: list[int] = field(default_factory=list)
@@ -242,7 +244,8 @@ class Rig:
         self.positions.boundary = Lsn(at + 50)
 
     def round(self, after: float = 0.0) -> int:
-        """Does what the receiver does after each FrameRun. Returns the number of batches since the start."""
+        """Moves the clock by ``after`` seconds, and ends the batch if it is due. Returns the number of batches since
+        the start."""
         self.clock[0] += after
         self.batches.writing.finish()
         self.batches.cut_if_due(self.now)
@@ -275,7 +278,7 @@ def test_steady_commits_make_one_batch_per_batch_seconds(rig: Rig) -> None:
     assert len(rig.cuts) == seconds // SECONDS
 
 
-def test_full_batch_and_requested_flush_are_cut_at_once(rig: Rig) -> None:
+def test_full_batch_and_batch_with_a_requested_flush_end_at_once(rig: Rig) -> None:
     rig.transaction()
     assert rig.round() == 0
     rig.batches.flush()
@@ -287,7 +290,7 @@ def test_full_batch_and_requested_flush_are_cut_at_once(rig: Rig) -> None:
     assert rig.round(1) == 3
 
 
-def test_receiver_waits_for_frames_only_until_the_next_cut_is_due() -> None:
+def test_receiver_waits_for_frames_only_until_the_end_of_the_next_batch_is_due() -> None:
     def seconds(due_in: float | None, *, busy: bool = False) -> float:
         receiver = cast("Any", object.__new__(Receiver))
         receiver._writing, receiver._limits = SimpleNamespace(busy=busy), Limits(1, 1.0)
@@ -305,7 +308,7 @@ def test_receiver_waits_for_frames_only_until_the_next_cut_is_due() -> None:
 
 
 def _walked(frames: list[bytes], wanted: MessageFilter) -> list[bytes]:
-    """The sequential scan, frame by frame."""
+    """The frames that the filter must keep, found by a sequential scan."""
     kept: list[bytes] = []
     inside = of_origin = False
     for each in frames:
@@ -344,7 +347,7 @@ def test_kept_frames_equal_the_frames_of_a_sequential_scan(
     assert _in_parts(frames, cuts, wanted) == _walked(frames, wanted)
 
 
-def test_kept_frames_hold_no_bytes_of_dropped_frames() -> None:
+def test_memory_of_kept_frames_contains_no_bytes_of_dropped_frames() -> None:
     frames = [frame(message(number, b"x" * 1000, transactional=False), number) for number in range(1, 100)]
     kept = MessageFilter(()).kept(run_of([*frames, frame(begin(500, 1)), *frames], 0), None)
     assert (len(kept), len(kept.raw)) == (1, kept.size)

@@ -1,4 +1,5 @@
-"""After something happened to slot, log or source, the run continues, or is refused with a clear error."""
+"""What a run does after a crash or a restore of the source, or after something happened to the slot: it continues
+without loss, or ends with an error and leaves the log unchanged."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def source(own: EmbeddedServer, tmp_path: Path) -> Iterator[Source]:
 
 
 def refused(source: Source, log: ChangeLog, kind: type[PgcdcError], *, event: str = "started") -> str:
-    """The error with which the receiver ends before this event. The log must be unchanged."""
+    """Starts a receiver. It must end with this kind of error before it reports ``event``, and leave the log unchanged.
+    Returns the error's text."""
     before = content(log), log.position()
     receiver = source.receiver(log)
     with pytest.raises(kind) as caught:
@@ -121,9 +123,8 @@ def test_log_ahead_of_a_restored_backup_is_refused(
 
 
 def test_restored_source_is_noticed_by_a_transaction_the_log_lacks(source: Source) -> None:
-    """The log's position moved only over WAL without published changes. So the slot must not send a transaction below
-    that position. In this test, the slot is set back, and the log states a position above a transaction that it never
-    received."""
+    """The log has no transaction between the slot's position and the log's position. If the server sends a transaction
+    there, the source has a different history than the log."""
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     other = ChangeLog(Layout.of(source.folder / "other"))

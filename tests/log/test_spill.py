@@ -1,5 +1,5 @@
-"""The receiver's storage without a server: which changes of transactions in progress get into the log, whether they are
-in memory or in files."""
+"""Tests of the receiver's storage without a server: which changes of transactions in progress get into the log, no
+matter whether they were in memory or in files."""
 
 from __future__ import annotations
 
@@ -174,8 +174,9 @@ WORKS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["spill", "spill
 def test_log_holds_exactly_the_committed_changes(
     steps: list[tuple[str, int, int]], works: list[tuple[int, str]], finished: bool
 ) -> None:
-    """Changes may be in memory, in spilled files or in staged files when they are rolled back or committed. The counts
-    of each batch must be right."""
+    """When a change is committed or rolled back, it may be in memory, in a file of its transaction in progress
+    (spilled), or in a file that waits for the next Delta commit (staged). The counts of each batch must be right,
+    too."""
     server = StreamingServer()
     for step, session, depth in steps:
         if step == "rollback_to":
@@ -248,7 +249,7 @@ def test_rollback_deletes_the_files_of_its_transaction_at_once(receiving: Receiv
     assert len(receiving.intake.in_progress) == 0
 
 
-def test_repeated_first_block_discards_earlier_blocks(receiving: Receiving) -> None:
+def test_first_block_that_is_sent_again_replaces_the_earlier_blocks(receiving: Receiving) -> None:
     receiving.take(block((TOP, row(1))))
     receiving.spill()
     receiving.take(block((TOP, row(1)), (TOP, row(2))))
@@ -258,7 +259,7 @@ def test_repeated_first_block_discards_earlier_blocks(receiving: Receiving) -> N
     assert receiving.content() == {3000: [row(1), row(2)]}
 
 
-def test_transaction_below_the_position_is_not_stored_again(tmp_path: Path) -> None:
+def test_transaction_below_the_position_of_the_log_is_not_stored_again(tmp_path: Path) -> None:
     receiving = Receiving(tmp_path / "lake")
     receiving.writer.advance(Lsn(3008))
     receiving.intake = intake(Relations(), Lsn(3008))
@@ -291,8 +292,9 @@ def test_goal_around_a_commit_record_ends_the_run_at_a_boundary(
     assert receiving.content() == ({3000: [row(1)]} if taken else {})
 
 
-def test_transaction_with_a_message_that_may_be_rolled_back_is_requested_unstreamed(receiving: Receiving) -> None:
-    """Such a transaction is not requested again if the log already has it, or if it is above the goal."""
+def test_transaction_is_requested_unstreamed_if_its_message_may_be_rolled_back(receiving: Receiving) -> None:
+    """A subtransaction was rolled back after the logical message. The blocks do not show whether the message was rolled
+    back, too. A transaction above the goal is not requested again, because the run ends below it."""
     emitted = LogicalMessage(True, Lsn(1), "p", b"content")
     receiving.take(block((TOP, emitted), (SUB, row(1))) + abort(SUB))
     with pytest.raises(StreamUnsure) as unsure:
@@ -305,8 +307,9 @@ def test_transaction_with_a_message_that_may_be_rolled_back_is_requested_unstrea
 
 
 @pytest.mark.parametrize("origins", [True, False])
-def test_transaction_whose_origin_may_be_missing_is_requested_unstreamed(receiving: Receiving, origins: bool) -> None:
-    """The first change is not at the start of the block, and the source uses replication origins."""
+def test_transaction_is_requested_unstreamed_if_its_origin_may_be_missing(receiving: Receiving, origins: bool) -> None:
+    """If the LSN of the first change is not the LSN of its block, the server may have sent no origin, although the
+    transaction has one. This is possible only if the source has replication origins."""
     receiving.intake._origins = lambda: origins
     told = block((TOP, row(1)))
     start, description, change, stop = (sent[25:] for sent in told)
@@ -320,15 +323,15 @@ def test_transaction_whose_origin_may_be_missing_is_requested_unstreamed(receivi
         receiving.take(commit(4000))
 
 
-def test_transaction_without_changes_needs_no_origin(receiving: Receiving) -> None:
-    """A large transaction that changes only unpublished tables is sent as empty blocks."""
+def test_streamed_transaction_without_changes_is_accepted_without_a_known_origin(receiving: Receiving) -> None:
+    """The server sends a large transaction that changes only unpublished tables as empty blocks."""
     receiving.intake._origins = lambda: True
     start, *_, stop = (sent[25:] for sent in block((TOP, row(1))))
     receiving.take([frame(start, 1000), frame(stop, 1000), *commit()])
     assert receiving.intake.positions.boundary == 3008
 
 
-# Relations ------------------------------------------------------------------------------------------
+# Relations. An Overlay holds the Relation messages of one transaction in progress -------------------
 
 
 def column(name: str) -> tuple[Relation, bytes]:
@@ -342,7 +345,7 @@ def in_force(relations: Relations | Overlay, sequence: int, relation_id: int = 7
     return int(relations.schema_ids(np.array([relation_id]), np.array([sequence]))[0])
 
 
-def test_overlay_applies_only_to_its_own_transaction_until_the_commit() -> None:
+def test_relations_of_a_transaction_in_progress_apply_only_to_it_until_its_commit() -> None:
     relations, overlay = Relations(), Overlay()
     before = relations.see(*column("c"), FACTS, 1).schema_id
     overlay.see(*column("new"), 5)
@@ -355,8 +358,9 @@ def test_overlay_applies_only_to_its_own_transaction_until_the_commit() -> None:
         in_force(Overlay(), 5)
 
 
-def test_committed_overlay_does_not_replace_a_relation_that_was_sent_later() -> None:
-    """A rollback to a savepoint released the first transaction's lock. Then another transaction altered the table."""
+def test_commit_does_not_replace_a_relation_message_that_was_sent_later() -> None:
+    """The first transaction released its lock by a rollback to a savepoint. Then a second transaction altered the
+    table, and the server sent a new Relation message. It still applies after the first transaction's commit."""
     relations, overlay = Relations(), Overlay()
     overlay.see(*column("old"), 5)
     altered = relations.see(*column("altered"), FACTS, 7).schema_id
@@ -366,7 +370,8 @@ def test_committed_overlay_does_not_replace_a_relation_that_was_sent_later() -> 
 
 
 def test_relation_that_was_sent_last_is_used_after_two_commits() -> None:
-    """The order of commits alone does not decide: the server assumes that the last sent Relation message is used."""
+    """The transaction whose Relation message was sent last commits first. Its message stays in use after the second
+    commit, because the server assumes that the last message it sent is used."""
     relations, one, other = Relations(), Overlay(), Overlay()
     one.see(*column("one"), 5)
     other.see(*column("other"), 6)
@@ -395,7 +400,7 @@ def test_relation_inside_a_block_does_not_change_other_transactions(receiving: R
     receiving.take(block((TOP, new), (TOP, Insert(RELATION, ("1", "2")))))
     begun = len(base.frames)
     base.whole(0)
-    # The Relation messages are left out, because the server has already sent them.
+    # Without Relation messages: a server would not send them again.
     receiving.take([sent for sent in base.frames[begun:] if sent[25:26] != b"R"])
     receiving.take(commit(5000))
     receiving.cut()
@@ -450,8 +455,8 @@ def test_file_with_only_aborted_rows_is_dropped(folder: SpillFolder) -> None:
     assert spilled(folder, 710, 711).at(end(709, 710, 711)) is None
 
 
-def test_first_and_last_transaction_follow_commit_order() -> None:
-    """The rows of streamed and of unstreamed transactions are counted in any order."""
+def test_first_and_last_transaction_of_a_tally_follow_commit_order() -> None:
+    """Transactions are added to the tally in any order, because some were streamed and some were not."""
     total = Tally()
     for lsn in (30, 10, 20):
         total.add(Tally(transactions=1, first=TransactionEnd(lsn, lsn, lsn), last=TransactionEnd(lsn + 5, lsn + 5, 0)))
@@ -461,7 +466,8 @@ def test_first_and_last_transaction_follow_commit_order() -> None:
 
 
 def test_sizes_in_memory_and_in_files_are_counted(receiving: Receiving) -> None:
-    """The size in memory includes blocks and ended transactions. Files are included only in the size of the batch."""
+    """The size in memory counts blocks and ended transactions that are not in files. The size of the next batch counts
+    ended transactions in memory and in files."""
     pending = receiving.pending
     receiving.take(block((TOP, row(1))))
     size = pending.in_progress.size
@@ -494,7 +500,7 @@ def test_full_disk_is_reported_with_the_folder(
     assert told.value.filename == str(place)
 
 
-# The tables that hold transactions in progress and prepared transactions ----------------------------
+# The objects that hold transactions in progress and prepared transactions ---------------------------
 
 AT = Lsn(0x123)
 
@@ -503,7 +509,7 @@ def committed(xid: int) -> StreamCommit:
     return StreamCommit(xid, 0, Lsn(100), Lsn(108), 0)
 
 
-def test_commit_ends_a_transaction() -> None:
+def test_commit_ends_a_transaction_in_progress() -> None:
     held = TransactionsInProgress()
     assert held.start(StreamStart(7, True), AT, 1.0) is None
     held.add(7, changes=3, size=90, origin="elsewhere")
@@ -516,7 +522,7 @@ def test_commit_ends_a_transaction() -> None:
     assert not done.ambiguous
 
 
-def test_prepare_ends_a_transaction() -> None:
+def test_prepare_ends_a_transaction_in_progress() -> None:
     held = TransactionsInProgress()
     held.start(StreamStart(7, True), AT, 1.0)
     assert held.end(StreamPrepare(0, AT, AT, 0, 7, "g"), AT).xid == 7
@@ -539,7 +545,7 @@ def test_abort_ends_only_its_subtransaction() -> None:
     assert held.unknown_aborts == 0
 
 
-def test_abort_of_an_unknown_transaction_is_counted() -> None:
+def test_abort_of_a_transaction_without_blocks_is_counted() -> None:
     held = TransactionsInProgress()
     assert held.abort(StreamAbort(7, 8)) is None
     assert held.abort(StreamAbort(7, 7)) is None
@@ -565,7 +571,8 @@ def test_oldest_transaction_in_progress_is_found() -> None:
     assert held.oldest is held[9]
 
 
-def test_message_before_an_abort_is_ambiguous() -> None:
+def test_transaction_with_a_message_before_an_abort_is_ambiguous() -> None:
+    """The server does not show whether the logical message belongs to the subtransaction that was rolled back."""
     held = TransactionsInProgress()
     held.start(StreamStart(7, True), AT, 1.0)
     held.abort(StreamAbort(7, 8))
@@ -608,7 +615,7 @@ def test_repeated_prepare_changes_nothing() -> None:
 
 
 def test_late_rollback_or_commit_with_a_reused_gid_does_not_end_the_newer_transaction() -> None:
-    """The gid was used before. A late end of the earlier transaction must not end the newer transaction."""
+    """An earlier transaction used the same gid. If its end arrives late, it must not end the newer transaction."""
     held, later = PreparedTransactions(), prepared(17, "g", 500)
     held.prepare(later)
     assert held.named(rollback(7, "g", 100)) is None
@@ -627,7 +634,7 @@ def test_commit_prepared_below_a_prepare_belongs_to_an_earlier_transaction() -> 
     assert held.named(commit_prepared(7, "g", 950)) is late
 
 
-def test_end_of_an_unknown_transaction_finds_nothing() -> None:
+def test_commit_or_rollback_prepared_without_a_prepare_finds_no_transaction() -> None:
     held = PreparedTransactions()
     assert held.named(commit_prepared(7, "g", 100)) is None
     assert held.named(rollback(7, "g", 50)) is None

@@ -1,5 +1,5 @@
-"""The code that assigns the frames of a FrameRun to transactions, including transactions in progress, column by column.
-It is compared with the reference, for any division of the stream into runs."""
+"""Tests ``located``, which finds the transaction of each frame of a FrameRun with numpy. The reference is
+StreamDecoder, which reads one message after another. Both must agree, for any division of the stream into FrameRuns."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _of(of: AnyMessage, parallel: bool) -> AnyMessage:
 
 
 def _reference(payloads: Frames, parallel: bool) -> list[Placed]:
-    """The frames that the reference accepts, up to the first frame that it refuses."""
+    """The messages that the reference accepts, up to the first message that it refuses."""
     decoder, found = StreamDecoder(parallel=parallel), []
     for payload in payloads:
         try:
@@ -162,7 +162,7 @@ def test_frames_are_assigned_to_transactions_as_by_the_reference(
 @settings(max_examples=300, deadline=None)
 @given(st.data(), CUTS, st.booleans())
 def test_frames_that_the_reference_refuses_are_refused(data: st.DataObject, cuts: list[int], parallel: bool) -> None:
-    """The messages have any order. The code and the reference must refuse the same frame."""
+    """The messages are in any order. Both must refuse the same frame."""
     anything: st.SearchStrategy[AnyMessage] = st.one_of(
         CHANGES, BETWEEN, st.sampled_from([ORIGIN, BEGIN, COMMIT, BEGIN_PREPARE, PREPARE, StreamStop()]),
         st.builds(StreamStart, XIDS, st.booleans()),
@@ -188,7 +188,8 @@ def test_frames_that_the_reference_refuses_are_refused(data: st.DataObject, cuts
 
 @settings(max_examples=100, deadline=None)
 @given(st.data(), CUTS)
-def test_stretches_of_one_transaction_together_contain_all_frames(data: st.DataObject, cuts: list[int]) -> None:
+def test_stretches_cover_all_frames_and_each_has_one_transaction(data: st.DataObject, cuts: list[int]) -> None:
+    """A stretch consists of consecutive frames of the same transaction."""
     for part in _parts(data.draw(streams(parallel=True)), cuts, True):
         stretches = list(part.stretches())
         edges = [stretch.start for stretch in stretches] + [len(part.run)] * bool(stretches)
@@ -232,7 +233,8 @@ def test_frames_outside_of_blocks_are_not_copied() -> None:
 
 
 def test_part_of_a_frame_run_keeps_only_its_own_bytes() -> None:
-    """Keepalives divide one piece of memory into many FrameRuns."""
+    """Keepalives divide the bytes of one read into many FrameRuns. A FrameRun must not keep the bytes of all of them in
+    memory."""
     block = [wire.message(StreamStart(7, True)), wire.within(wire.message(Insert(7, ("a",))), 8), b"E"]
     run = run_of([frame(payload) for payload in block * 100], 0)
     found = located(run.part(3, 6), StreamPlace(), parallel=True)

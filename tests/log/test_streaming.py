@@ -92,8 +92,8 @@ def test_transaction_open_at_the_end_of_a_run_is_received_again(
 
 @pytest.mark.long
 def test_marks_are_reached_while_transactions_are_open(twins: Twins) -> None:
-    """The first mark is below the transaction's commit. The second mark is above it, so the log must have all rows of
-    the transaction."""
+    """A mark is an LSN up to which the log must become complete. The last mark is above the transaction's commit, so
+    the log must then have all rows of the transaction."""
     source, receiver = twins.source, twins.start(batch_seconds=3600)
     with source.database.connect() as one:
         one.execute("BEGIN; " + many(1))

@@ -98,8 +98,8 @@ SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pgcdc%/catalog' AND 
 def test_promoted_standby_is_refused_for_a_lake_above_the_fork(
     source: Source, database: Database, beyond_fork: str
 ) -> None:
-    """If a position of the lake is above the fork of the timelines, the standby is refused, even if the log ends below
-    the fork."""
+    """The fork is the LSN at which the standby was promoted. If the log or another position of the lake is above the
+    fork, the standby is refused."""
     stands = ZERO
     server = new_server(source.folder / "primary", database.server.version)
     with server:
@@ -129,8 +129,8 @@ def test_promoted_standby_is_refused_for_a_lake_above_the_fork(
             assert "timeline 2" in str(error)
             assert str(max(stands, log.position())) in str(error)
         else:
-            # The log records the timeline before the first frame. So a snapshot copy that this run makes is known to be
-            # above the fork.
+            # The log records the new timeline before it receives anything. So later runs know that a snapshot copy of
+            # this run is above the fork.
             receiver = new.receiver(log)
             until_event(receiver, "started")
             assert log.timeline == 2
@@ -227,8 +227,8 @@ def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> Non
 
 @pytest.mark.long
 def test_standby_replays_ddl_without_waiting_for_a_copy(tmp_path: Path) -> None:
-    """If replay waited for the copy, replay and queries on the standby would wait 30 s
-    (max_standby_streaming_delay)."""
+    """A snapshot copy reads the table on the standby. If replay waited for the copy, replay and queries on the standby
+    would wait 30 s (max_standby_streaming_delay)."""
     primary = new_server(tmp_path / "primary", 18, settings=TEST_SETTINGS)
     with primary, _source(primary, tmp_path / "lake") as source:
         source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a",

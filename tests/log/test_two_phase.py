@@ -1,4 +1,5 @@
-"""Transactions that are sent at PREPARE leave the same log as other transactions, no matter when they end."""
+"""With ``two_phase``, the server sends a prepared transaction at its PREPARE, not at its commit. The log must equal a
+log that was received without ``two_phase``, no matter when the transaction ends."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def files(twins: Twins) -> list[str]:
 
 
 def finish(twins: Twins, *, facts: bool = True) -> list[Row]:
-    """Receives and compares everything. No content of prepared transactions may be left."""
+    """Ends the receiver at the current LSN, and checks that both logs are equal. Returns the rows."""
     twins.streamed.arrive(twins.flushed())
     return twins.check(facts=facts)
 
@@ -112,8 +113,8 @@ def test_several_prepared_transactions_may_be_open(twins: Twins) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("first", ["log", "server"])
 def test_commit_prepared_that_is_sent_again_is_stored_once(twins: Twins, first: str) -> None:
-    """Either the log already has the transaction and its kept content is deleted, or the server sends everything again,
-    from the PREPARE on."""
+    """The receiver is killed after the log has the transaction. The server may then send its COMMIT PREPARED again,
+    although the content that was stored at the PREPARE is already deleted."""
     source = twins.source
     copy = source.log("behind", copy_of=twins.streamed.log) if first == "server" else None
     twins.start()
@@ -124,14 +125,14 @@ def test_commit_prepared_that_is_sent_again_is_stored_once(twins: Twins, first: 
     assert twins.streamed.receiver is not None
     twins.streamed.receiver.kill()
     if copy is not None:
-        # A copied slot has no two_phase, so it sends the complete transaction at its commit, which must equal the log.
+        # A copied slot has no two_phase, so the server sends the complete transaction at its commit.
         source.receive(copy, source.lsn())
     twins.start()
     source.run("INSERT INTO a VALUES (3, 'x')")
     assert kinds(finish(twins)) == "ICICIC"
 
 
-def test_goal_between_prepare_and_commit_keeps_the_transaction(twins: Twins) -> None:
+def test_run_that_ends_between_prepare_and_commit_keeps_the_prepared_transaction(twins: Twins) -> None:
     source = twins.source
     goal = prepare(source, "INSERT INTO a VALUES (1, 'x')")
     commit = end(source)
@@ -182,7 +183,7 @@ def test_damaged_file_of_a_prepared_transaction_is_an_error(
 
 
 @pytest.mark.long
-def test_setting_that_differs_from_the_slot_is_refused(source: Source) -> None:
+def test_two_phase_setting_that_differs_from_the_slot_is_refused(source: Source) -> None:
     for made in (False, True):
         log = source.log(f"tp_{made:d}", two_phase=made)
         error = fails(source.receiver(log, two_phase=not made), IdentityMismatch)
@@ -191,7 +192,8 @@ def test_setting_that_differs_from_the_slot_is_refused(source: Source) -> None:
 
 @pytest.mark.long
 def test_slot_with_two_phase_is_not_drained(source: Source) -> None:
-    """The slot's copy would send a prepared transaction at its commit, and later the stream only COMMIT PREPARED."""
+    """A drain reads from a copy of the slot. The copy has no two_phase, so it sends a prepared transaction only at its
+    commit. If the drain ended before the commit, the stream would send COMMIT PREPARED without the content."""
     log = source.log(two_phase=True)
     prepare(source, "INSERT INTO a VALUES (1, 'x')")
     source.run(many(2, 2000))

@@ -84,7 +84,7 @@ def test_compaction_changes_no_row(log: ChangeLog) -> None:
     assert compact(log, LsnRange(Lsn(100), Lsn(4050))) == 0
 
 
-def test_reading_by_relation_and_span_skips_files_after_a_compaction(log: ChangeLog, writer: BatchWriter) -> None:
+def test_reading_by_relation_and_lsn_range_skips_files_after_a_compaction(log: ChangeLog, writer: BatchWriter) -> None:
     _batch(writer, 9000, [2] * 3, size=OWN_FILE_BYTES)
     _batch(writer, 9900, [1])
     compact(log, LsnRange(Lsn(100), Lsn(6050)))
@@ -116,7 +116,7 @@ def test_large_files_are_not_rewritten_by_compaction(log: ChangeLog, writer: Bat
     assert large == {segment.path for segment in _fresh(log).all_segments() if not segment.notes}
 
 
-def test_batch_commits_on_top_of_a_compaction_that_came_first(
+def test_batch_commits_after_a_concurrent_compaction(
     log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def overtaken(point: FaultPoint) -> None:
@@ -129,7 +129,7 @@ def test_batch_commits_on_top_of_a_compaction_that_came_first(
     assert len(log.verify(LsnRange(Lsn(100), Lsn(8050)))) == BATCHES + 1
 
 
-def test_compaction_commits_on_top_of_a_batch_that_came_first(
+def test_compaction_commits_after_a_concurrent_batch(
     log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = delta_commit.replace_files
@@ -160,7 +160,7 @@ def test_second_of_two_concurrent_compactions_is_refused(log: ChangeLog, monkeyp
     assert sorted(_state(_fresh(log))[0], key=_key) == before
 
 
-def test_forgetting_removes_whole_batches_and_moves_the_start(log: ChangeLog) -> None:
+def test_retention_removes_whole_batches_and_moves_the_start_of_the_log(log: ChangeLog) -> None:
     assert (log.began, log.start) == (100, 100)
     assert forget(log, Lsn(2050)) == 2
     assert (log.began, log.start) == (100, 2050)
@@ -171,7 +171,7 @@ def test_forgetting_removes_whole_batches_and_moves_the_start(log: ChangeLog) ->
     assert len(log.verify(LsnRange(Lsn(2050), Lsn(6050)))) == 4
 
 
-def test_the_log_is_not_cut_within_a_file(log: ChangeLog) -> None:
+def test_retention_at_an_lsn_inside_a_compacted_file_is_refused(log: ChangeLog) -> None:
     compact(log, LsnRange(Lsn(100), Lsn(4050)))
     with pytest.raises(LakeError, match="both below and above this LSN"):
         forget(log, Lsn(2050))

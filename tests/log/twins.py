@@ -51,7 +51,7 @@ TABLES: Final = {
     for number in (1, 2, 3)
 }
 COLUMNS: Final = "cd"
-"""The name of the relation's only column. The index is the version of the relation."""
+"""The Relation messages have one column. It is named ``c`` in version 0, and ``d`` in version 1."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ class _Made:
         self._end = START + STEP * (number + 1) - 10
         self._xid = 100 * (number + 1)
         final = {(r, v): _describe(relations, r, v) for r in TABLES for v in (0, 1)}
-        # The same provisional number means different relation shapes in different transactions.
+        # The provisional ids are shifted for each transaction, so the same id means different shapes in different
+        # transactions.
         self._provisional = {shape: (place + number) % len(final) for place, shape in enumerate(final)}
         self._final = final
         self.late = CommitFacts(
@@ -246,8 +247,8 @@ def whole(log: ChangeLog) -> LsnRange:
 
 
 def spans(log: ChangeLog) -> list[LsnRange]:
-    """Some spans that begin and end between transactions: each transaction alone, and everything from each transaction
-    on."""
+    """Some LSN ranges that begin and end between transactions. Each contains one transaction, or all transactions from
+    one to the end of the log."""
     edges = [Lsn(edge) for edge in range(log.start, log.position() + 1, STEP)]
     alone = [LsnRange(low, high) for low, high in itertools.pairwise(edges)]
     return alone + [LsnRange(low, edges[-1]) for low in edges[:-2]]

@@ -83,7 +83,7 @@ override("prepared_is_confirmed_unkept", "pgcdc_assets.log.batch:BatchWriter.kee
 override("idle_wal_is_held", "pgcdc_assets.log.receive.receiver:Receiver._keepalive",
     lambda original: without(original, "self._positions.reached("),
     rule="a keepalive's wal_end is a boundary, so that idle tables hold no WAL",
-    test="tests/log/test_positions.py::test_position_past_foreign_wal_is_recorded_before_it_is_confirmed")  # fmt: skip
+    test="tests/log/test_positions.py::test_position_past_unpublished_wal_is_recorded_and_then_confirmed")  # fmt: skip
 override("shutdown_waits_for_a_batch", "pgcdc_assets.log.receive.receiver:Receiver._keepalive",
     lambda original: without(original, "self._batches.flush()"),
     rule="a keepalive that asks for a reply closes the open batch, so that the source can shut down",
@@ -118,11 +118,11 @@ override("log_position_is_set_blindly", "pgcdc_assets.log.commit:LogWriter.commi
 override("fenced_writer_writes", "pgcdc_assets.log.commit:LogWriter._refuse_others",
     lambda _: lambda self, version: None,
     rule="the log takes nothing from a writer that another leader has shut out",
-    test="tests/log/test_positions.py::test_receiver_that_lost_the_lake_cannot_commit")  # fmt: skip
+    test="tests/log/test_positions.py::test_writer_cannot_commit_after_a_new_leader_has_taken_the_lake")  # fmt: skip
 override("unsure_lease_writes", "pgcdc_assets.store.chainlease:ChainLease.check",
     lambda _: lambda self: None,
     rule="a process whose lease may be owned by another one writes nothing to the lake",
-    test="tests/store/test_lease.py::test_nothing_guarded_is_written_without_a_renewed_lease")  # fmt: skip
+    test="tests/store/test_lease.py::test_a_holder_whose_lease_expired_cannot_write_to_the_guarded_folder")  # fmt: skip
 
 
 # Rows are complete and described ------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def _newest_schema_for_all_rows(original: Original) -> Any:
 override("newest_schema_for_all_rows", "pgcdc_assets.log.relations:_Versions._in_force",
     _newest_schema_for_all_rows,
     rule="each row is decoded by the Relation message in force when it came",
-    test="tests/log/test_content.py::test_rows_of_one_transaction_carry_their_own_schema_versions")  # fmt: skip
+    test="tests/log/test_content.py::test_rows_before_and_after_an_alter_have_different_schema_ids")  # fmt: skip
 override("damaged_bytes_are_read", "pgcdc_assets.log.segment:check_content",
     lambda _: lambda path: None,
     rule="a segment is read only if it holds the bytes that were written",
@@ -153,7 +153,7 @@ override("damaged_bytes_are_read", "pgcdc_assets.log.segment:check_content",
 override("streamed_transaction_comes_twice", "pgcdc_assets.log.receive.wholetransactions:StreamPositions.holds",
     lambda _: lambda self, commit_lsn: False,
     rule="a transaction in progress that the log holds is not taken again",
-    test="tests/log/test_spill.py::test_transaction_below_the_position_is_not_stored_again")  # fmt: skip
+    test="tests/log/test_spill.py::test_transaction_below_the_position_of_the_log_is_not_stored_again")  # fmt: skip
 override("savepoint_rollback_takes_the_whole", "pgcdc_assets.log.transactions:TransactionsInProgress.abort",
     lambda original: with_instead(original, "message.whole", "True"),
     rule="a rollback to a savepoint takes its own rows alone",
@@ -161,7 +161,7 @@ override("savepoint_rollback_takes_the_whole", "pgcdc_assets.log.transactions:Tr
 override("rolled_back_rows_are_counted", "pgcdc_assets.log.commitfacts:CommitFacts.fill",
     lambda original: with_instead(original, "self.aborted", "()"),
     rule="rows of a subtransaction that was rolled back do not count",
-    test="tests/log/test_commitfacts.py::test_any_history_reads_the_same_from_early_files")  # fmt: skip
+    test="tests/log/test_commitfacts.py::test_early_files_have_the_same_rows_as_files_written_at_commit")  # fmt: skip
 
 
 # The source is the same, and sends all changes above the end of the log ---------------------------------

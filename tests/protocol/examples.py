@@ -68,7 +68,7 @@ EXAMPLES: list[tuple[bytes, Message]] = [
 
 
 def by_row(images: Sequence[Images]) -> dict[int, dict[str, TupleData]]:
-    """The images of each row, by the letter of the image. Fails if a row has an image twice."""
+    """For each row, its images by their letter (K, O or N). Fails if a row has the same image twice."""
     found: dict[int, dict[str, TupleData]] = {}
     for item in images:
         assert item.rows.tolist() == sorted(set(item.rows.tolist()))
@@ -87,7 +87,7 @@ def by_row(images: Sequence[Images]) -> dict[int, dict[str, TupleData]]:
 
 
 def messages(images: Sequence[Images], kind: RowKind, relation_id: int, count: int) -> list[Insert | Update | Delete]:
-    """The messages from which the images were decoded. All messages are of the same relation."""
+    """The messages from which the images were decoded. All messages are of the same kind and relation."""
     rows = by_row(images)
     assert sorted(rows) == list(range(count))
     return [_message(rows[row], kind, relation_id) for row in range(count)]

@@ -69,7 +69,7 @@ def test_offsets_above_2_gib_are_read() -> None:
         del array
 
 
-def test_pieces_are_cut_by_size_and_keep_row_numbers() -> None:
+def test_images_are_divided_into_pieces_by_size_and_keep_their_row_numbers() -> None:
     payload = pa.array(PAYLOADS, pa.binary())
     found = images(payload, "U", 3, piece_bytes=sum(map(len, PAYLOADS[:2])))
     assert [item.rows.tolist() for item in found if item.image == "N"] == [[0, 1], [2, 3, 4]]
@@ -151,7 +151,9 @@ def _alone(raw: bytes | None, encoding: Encoding) -> str | None:
 @given(VALUES, st.sampled_from(ENCODINGS), st.integers(0, 3))
 @example([b"\x8f", None], Encoding.of("EUC_JP"), 0)
 @example([b"\x8f\x8fa", b"\x8f"], Encoding.of("EUC_JP"), 0)
-def test_columns_are_decoded_as_their_values(values: list[bytes | None], encoding: Encoding, cut: int) -> None:
+def test_column_is_decoded_like_each_of_its_values_alone(
+    values: list[bytes | None], encoding: Encoding, cut: int
+) -> None:
     column = pa.array([b"cut off", *values], pa.binary()).slice(1)[cut:]
     values = values[cut:]
     for row, raw in enumerate(values):
@@ -174,7 +176,7 @@ def test_zero_byte_in_a_text_is_refused() -> None:
     assert caught.value.row == 1
 
 
-def test_names_that_were_not_text_are_decoded_again_by_column() -> None:
+def test_names_that_are_not_utf8_are_decoded_in_the_servers_encoding() -> None:
     win1252, utf8 = Encoding.of("WIN1252"), Encoding.of("UTF8")
     names = pa.chunked_array([pa.array(["a", None, utf8.shown(b"\xe9")]), pa.array(["a"])])
     assert reread(names, win1252).to_pylist() == ["a", None, "é", "a"]

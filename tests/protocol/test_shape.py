@@ -71,7 +71,7 @@ def test_key_of_a_dropped_table_comes_from_the_message() -> None:
     assert Shape.resolve(wire.relation(full), facts).key == ()
 
 
-def test_shape_of_a_leaf_has_its_root() -> None:
+def test_shape_of_a_partition_names_its_root_table() -> None:
     root = TableName("public", "all_items")
     shape = Shape.resolve(PAYLOAD, replace(FACTS, table=replace(TABLE, root=root, root_oid=5)))
     assert (shape.table, shape.root, shape.root_oid) == (TABLE.name, root, 5)
@@ -106,6 +106,6 @@ def test_fingerprint_changes_only_with_facts_that_affect_decoding() -> None:
     assert fingerprint(PAYLOAD + b"\0", FACTS) != first
 
 
-def test_only_a_relation_message_has_a_shape() -> None:
+def test_shape_of_a_message_that_is_not_a_relation_message_is_refused() -> None:
     with pytest.raises(ProtocolError, match="instead of a Relation message"):
         Shape.resolve(b"T" + bytes(5), FACTS)

@@ -92,7 +92,7 @@ def test_each_type_has_its_arrow_type(of: PgType, type_: pa.DataType) -> None:
     assert arrow_type(of) == type_
 
 
-def test_list_elements_have_parquets_name() -> None:
+def test_list_elements_are_named_as_in_parquet() -> None:
     assert arrow_type(array(INT4)).value_field.name == "element"
 
 
@@ -501,7 +501,7 @@ def test_values_that_do_not_fit_are_kept_as_text() -> None:
     assert done.values[0].is_null().to_pylist() == [True, False, True, True]
 
 
-def test_chunks_and_slices_are_typed_by_row() -> None:
+def test_values_of_chunked_and_sliced_columns_stay_in_their_rows() -> None:
     chunked = pa.chunked_array([["1", "NaN"], ["3"]])
     done = typed([chunked, pa.array(["x", "a", "b", "c"]).slice(1)], [NUMERICS, TEXTS], 3)
     assert [value and dict(value) for value in done.raw.to_pylist()] == [None, {"amount": "NaN"}, None]
@@ -537,6 +537,7 @@ def test_hash_never_changes() -> None:
     assert row_hash(text, ["id", "day"], 3).to_pylist() == fixed
 
 
-def test_row_identities_are_unique() -> None:
+def test_generated_row_identities_are_unique() -> None:
+    """Copied rows of a table without a key get these texts as ``_pgcdc_row``."""
     both = row_identities(1000).to_pylist() + row_identities(1000).to_pylist()
     assert len(set(both)) == 2000

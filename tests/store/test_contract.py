@@ -20,8 +20,8 @@ from pgcdc_assets.store import storage
 from tests.memorystore import lake_in_memory
 
 OWN = "PGCDC_TEST_STORE"
-"""An environment variable with the URL of an additional folder, for example in a cloud, with which the contract is
-tested, too. Credentials are read from the environment."""
+"""The environment variable with the URL of an additional folder, for example in a cloud. If it is set, the contract is
+also tested with this folder. Credentials are read from the environment."""
 
 
 @pytest.fixture(params=["local", "memory", "s3", *([OWN] if OWN in os.environ else [])])
@@ -96,7 +96,8 @@ def test_a_folder_is_not_a_file(folder: Location) -> None:
 
 def test_a_file_contains_no_files(folder: Location) -> None:
     if folder.scheme == "s3":
-        # S3 allows this. The test server reports an internal error instead, because it stores objects in a file system.
+        # S3 allows files below the name of a file. The test server reports an internal error, because it uses a file
+        # system.
         return
     storage.create(folder / "file", b"x")
     inside = folder / "file/within"
@@ -104,7 +105,7 @@ def test_a_file_contains_no_files(folder: Location) -> None:
     assert _names(folder / "file") == []
     assert list(storage.walk(folder / "file")) == []
     for look in (storage.read, storage.open_file):
-        # A file system reports that the parent is not a folder.
+        # The local store raises NotADirectoryError, because the parent is a file.
         with pytest.raises((FileNotFoundError, NotADirectoryError)):
             look(inside)
 
@@ -132,7 +133,7 @@ def test_a_file_is_replaced_as_a_whole(folder: Location) -> None:
     assert _names(folder) == ["hint"]
 
 
-def test_a_draft_becomes_a_file_when_it_is_put(folder: Location) -> None:
+def test_a_local_draft_becomes_a_file_of_the_store_when_it_is_put(folder: Location) -> None:
     rows = pa.table({"a": list(range(1000))})
     made = storage.draft(folder / "t/part.parquet")
     pq.write_table(rows, made.path)
@@ -202,7 +203,7 @@ def test_a_file_is_copied_from_one_store_to_another(folder: Location, tmp_path: 
     assert (tmp_path / "elsewhere").read_bytes() == (tmp_path / "scratch/a").read_bytes() == b"x"
 
 
-def test_a_folder_of_this_machine_has_a_limit(tmp_path: Path) -> None:
+def test_free_space_is_known_only_for_a_local_folder(tmp_path: Path) -> None:
     there = storage.free_bytes(Location.of(tmp_path / "not" / "yet"))
     here = storage.free_bytes(Location.of(tmp_path))
     assert there is not None
@@ -217,7 +218,7 @@ def test_an_unknown_scheme_is_refused() -> None:
         storage.read(Location.of("odd://bucket/key"))
 
 
-def test_files_of_a_killed_process_in_scratch_are_deleted(folder: Location) -> None:
+def test_files_that_a_killed_process_left_in_scratch_are_deleted(folder: Location) -> None:
     drafts = storage.scratch(folder / "_checkpoint")
     with drafts.temporary() as first:
         left = Path(first.text)

@@ -24,7 +24,7 @@ from tests.store.faultproxy import Fault, Faults
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
-def test_a_file_is_created_once_even_if_the_answer_is_lost(fault: Fault, faults: Faults, bucket: Location) -> None:
+def test_a_file_is_created_once_despite_any_fault(fault: Fault, faults: Faults, bucket: Location) -> None:
     faults.next = [fault, fault]
     storage.create(bucket / "a", b"ours")
     assert storage.read(bucket / "a") == b"ours"
@@ -39,8 +39,8 @@ def test_a_file_is_created_once_even_if_the_answer_is_lost(fault: Fault, faults:
 @pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
 def test_a_failed_unconditional_request_is_repeated(fault: Fault, faults: Faults, bucket: Location) -> None:
-    """A request that fails with a conflict is repeated, too, because a concurrent request for the same object caused
-    the conflict."""
+    """The request is also repeated if it failed with a conflict, because another request for the same object caused the
+    conflict."""
 
     def put() -> None:
         draft = storage.draft(bucket / "put")
@@ -129,8 +129,8 @@ def test_an_unreachable_store_is_reported(bucket: Location, monkeypatch: pytest.
 def test_a_store_that_refuses_requests_causes_no_damage(
     faults: Faults, bucket: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store refuses all requests after any number of requests. A refusal must not be mistaken for a damaged file:
-    the file would be moved away, although a point needs it."""
+    """The store executes a number of requests, and then refuses all requests. The test tries each number. A refusal
+    must not be mistaken for a damaged file, because pgcdc would then move the file away, although a point needs it."""
     layout = Layout(bucket)
     log = ChangeLog(layout)
     log.create(WHO, START, 3)

@@ -1,5 +1,4 @@
-"""A lease: only one process at a time holds a location. It has the same guarantees on a file system and in an object
-store."""
+"""A lease: only one process at a time holds a location, which is in a file system or in an object store."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ def test_one_process_holds_the_lease_and_its_text_can_be_read(place: Location) -
     assert lease.text_of_holder(place) is None
 
 
-def test_a_lease_is_renewed_beyond_its_time(place: Location) -> None:
+def test_a_renewed_lease_lasts_longer_than_its_ttl(place: Location) -> None:
     with holder(place):
         seen = []
         if place.scheme:
@@ -102,7 +101,9 @@ def test_a_lease_is_renewed_beyond_its_time(place: Location) -> None:
         assert len(seen) <= 12, "old numbers go"
 
 
-def test_nothing_guarded_is_written_without_a_renewed_lease(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_whose_lease_expired_cannot_write_to_the_guarded_folder(
+    bucket: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chainlease, "TTL", 2.0)
     monkeypatch.setattr(chainlease, "RENEWED", 60.0)
     monkeypatch.setattr(chainlease, "_MARGIN", 0.0)
@@ -127,7 +128,7 @@ def test_nothing_guarded_is_written_without_a_renewed_lease(bucket: Location, mo
     assert [entry.name for entry in storage.list_after(bucket)] == ["again", "while it is sure"]
 
 
-def test_a_writer_that_another_process_has_overtaken_loses_the_lease(bucket: Location) -> None:
+def test_a_writer_loses_the_lease_if_another_process_has_taken_it(bucket: Location) -> None:
     with lease.held(bucket / "lock", guarding=bucket) as held:
         assert held is not None
         chain = chainlease.Chain(bucket / "lock")
@@ -153,8 +154,9 @@ def test_a_process_that_does_not_wait_learns_at_once_that_the_lease_is_held(buck
         assert time.monotonic() - began < chainlease.TTL / 2
 
 
-def test_a_holder_that_slept_through_deleted_numbers_loses_the_lease(bucket: Location) -> None:
-    """While the holder slept, other holders appended so many numbers that their first numbers are already deleted."""
+def test_a_holder_loses_the_lease_if_later_links_were_deleted_while_it_slept(bucket: Location) -> None:
+    """In an object store, a lease is a chain of numbered files (links). While the holder slept, other holders appended
+    so many links that the first of them are already deleted."""
     with lease.held(bucket / "lock", guarding=bucket) as held:
         assert held is not None
         chain = chainlease.Chain(bucket / "lock")
@@ -170,7 +172,7 @@ def test_a_holder_that_slept_through_deleted_numbers_loses_the_lease(bucket: Loc
 
 
 @pytest.mark.long
-def test_a_process_that_takes_over_an_expired_lease_gets_the_number_of_its_predecessor(
+def test_a_process_that_takes_over_an_expired_lease_gets_a_leader_number(
     bucket: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chainlease, "TTL", TTL)
@@ -226,7 +228,7 @@ def test_another_process_is_alive_until_it_is_killed() -> None:
     assert name.told == f"pid {name.pid}"
 
 
-def test_a_process_in_a_container_cannot_be_looked_up_here() -> None:
+def test_it_is_unknown_whether_a_process_in_a_container_is_alive() -> None:
     """The process in the container has our host name and a pid that is also used on this host."""
     unshare = shutil.which("unshare")
     command = [unshare or "", "--pid", "--fork", "--mount-proc", sys.executable, "-c", NAME_AND_WAIT]

@@ -108,8 +108,8 @@ def histories(actions: Sequence[Action] = ALL, *, least: int = 20, most: int = 5
 
 @dataclass
 class Sessions:
-    """Connections that execute one history after the other. Transactions of the first connection have a replication
-    origin."""
+    """Connections that execute histories, one history after another. Transactions of the first connection have a
+    replication origin."""
 
     connections: Sequence[psycopg.Connection]
     look: Callable[[], object]
@@ -192,6 +192,6 @@ class Sessions:
         else:
             statement = step.action.format(rows=rows, own=own, first=first)
         if "{own}" in step.action or step.action is Action.CAUGHT or step.action is Action.DROP:
-            # The prepared transaction may hold locks on the table.
+            # The session's prepared transaction may hold locks on this table, so it ends first.
             self._end_prepared(number, "COMMIT" if step.count % 3 else "ROLLBACK")
         self.connections[number].execute(statement.encode())

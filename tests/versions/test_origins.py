@@ -62,8 +62,8 @@ def test_origin_none_excludes_replicated_transactions(source: Source) -> None:
     assert [row["kind"] for row in rows(log, "commit_lsn IS NOT NULL")] == ["I", "C", "I", "C"]
     assert [row["kind"] for row in rows(log, "commit_lsn IS NULL AND kind = 'M'")] == ["M"]
     assert {row["origin"] for row in rows(log)} == {None}
-    # The end of an excluded transaction is recorded and confirmed like any other position. The goal may lie behind
-    # records of the server itself. The receiver then ends at the last commit boundary below the goal.
+    # The end of an excluded transaction is recorded and confirmed like any other boundary. The second run is needed
+    # because the first run may end below ``end``, if WAL records of the server itself precede ``end``.
     source.receive(log, source.lsn(), origin="none")
     assert log.position() >= end
     assert source.confirmed(log) == log.position()
@@ -199,8 +199,8 @@ def follow(
 
 
 def play(twins: Twins, sessions: Sessions, steps: list[Step], *, facts: bool) -> None:
-    """Executes the steps. Checks that the log at any earlier moment equals the part of the final log below its position
-    at that moment."""
+    """Executes the steps. At the first two LOOK steps, it notes the log's rows below the log's position. The log must
+    have the same rows below this position at the end."""
     looks: list[tuple[Lsn, list[Row]]] = []
 
     def look() -> None:
@@ -233,7 +233,8 @@ def run(server: EmbeddedServer, folder: Path, actions: list[Action], examples: i
             play(twins, sessions, steps, facts=actions is PLAIN)
 
         test()
-        # Without streaming, a transaction is written before its commit only if it must be stored after its PREPARE.
+        # With streaming, some files must have been written before their transaction's commit. Without streaming, only
+        # content of prepared transactions is written before the commit, and a history may have none.
         assert twins.streamed.reading.late > 0 or not options.get("streaming", True)
 
 

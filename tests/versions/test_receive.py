@@ -142,7 +142,8 @@ NULLS = "has NULL in a column that was added later with a default"
 def test_setup_warns_about_null_values_in_old_row_images(
     version_server: EmbeddedServer, via_root: str, key: str, warned: bool
 ) -> None:
-    """Setup warns only about tables without a key, because their old rows are found by all values."""
+    """Before PostgreSQL 15, old row images of a table that is published via its root have NULL in columns that were
+    added later with a default. This matters only without a key, because old rows are then found by all their values."""
     with fresh_database(version_server) as database, database.connect() as conn:
         conn.execute(f"CREATE TABLE t (id int {key}, v text) PARTITION BY RANGE (id)".encode())
         conn.execute("CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)")
@@ -187,13 +188,13 @@ def _whole_path(server: EmbeddedServer, spark: SparkSession) -> None:
         assert journal.assert_published(rig.lake) >= 3
         rig.assert_equal(*TABLES, ALTERED)
         assert _verified(rig).ok
-        # The insert position is then after a page header, which is not the end of a record.
+        # The insert position is now after a page header that no record follows. verify must not wait for it forever.
         conn.execute("SELECT pg_switch_wal()")
         assert _verified(rig).ok
 
 
 def _verified(rig: Rig) -> VerifyReport:
-    """Runs `verify`, in addition to the comparison with the journal."""
+    """Runs ``verify``, and a sync whenever ``verify`` asks for a point at an LSN."""
     catalog, points = load_catalog(CATALOG_FILE), ConsistentPoints(rig.settings.layout)
     assert catalog is not None
     with place_verify_request(rig.settings.layout) as request:
