@@ -1,4 +1,4 @@
-"""How messages of a table become events of its feed, and which messages the table's replication stops at."""
+"""How row messages of a table become events of its change feed, and which messages are refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def shown(item: RowChanges | Unfollowable) -> Any:
     return item.op, item.half, item.rows.tolist(), columns, lists
 
 
-def test_an_insert_is_one_change() -> None:
+def test_an_insert_is_one_event() -> None:
     found = decoded("I", [row_message("I", ("N", ["1", "x", None])), row_message("I", ("N", ["2", "", "y"]))])
     assert found == [("insert", 1, [0, 1], {1: ["1", "2"], 3: ["x", ""], 4: [None, "y"]}, [None, None])]
 
@@ -132,7 +132,7 @@ def test_update_without_old_row_needs_a_key() -> None:
     assert found == [(0, ["an", "update", "or"])]
 
 
-def test_an_old_row_without_its_key_is_refused() -> None:
+def test_an_update_or_delete_without_the_rows_key_is_refused() -> None:
     assert decoded("D", [row_message("D", ("K", [None, None, None]))]) == [(0, ["the", "stream", "gives"])]
     assert decoded("U", [row_message("U", ("N", [U, "x", "y"]))]) == [(0, ["the", "stream", "gives"])]
 
@@ -143,13 +143,13 @@ def test_a_table_published_for_inserts_only_refuses_updates_and_deletes() -> Non
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][0] == "insert"
 
 
-def test_a_mirror_column_that_the_shape_lacks_is_left_out() -> None:
+def test_a_mirror_column_that_the_relation_message_lacks_is_left_out() -> None:
     table = replace(TABLE, columns=(*COLUMNS, Column(5, "d", TEXT)))
     way = Route.of(route().shape, table)
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][3].keys() == {1, 3, 4}
 
 
-def test_rows_older_than_a_column_have_its_default_for_older_rows() -> None:
+def test_rows_that_are_older_than_a_column_get_its_default() -> None:
     table = replace(TABLE, columns=(*COLUMNS, Column(5, "d", TEXT, missing="it's"), Column(6, "e", TEXT)))
     way = Route.of(route().shape, table, None, (1, 3, 4))
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way) == [

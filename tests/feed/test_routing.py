@@ -39,7 +39,7 @@ def test_rows_of_a_table_belong_to_it_under_any_name(called: str, now: str | Non
 
 
 @pytest.mark.parametrize("called", ["p_1", "p_2", "t", "other"])
-def test_rows_of_a_leaf_belong_to_its_root_and_get_the_leafs_name_at_the_copy(called: str) -> None:
+def test_rows_of_a_leaf_belong_to_its_root_and_keep_the_leafs_name_from_the_copy(called: str) -> None:
     root = shape(31, called, root=name("anything"), root_oid=3)
     assert ROUTER.place(root) == Place(P.name, name("p_1"))
 
@@ -70,7 +70,7 @@ def test_a_new_partition_stops_the_replication_of_its_root() -> None:
     assert (place.table, strange_to(place)) == (None, {"p": "partition public.p_3 was added, possibly with rows"})
 
 
-def test_a_table_that_became_a_partition_stops_its_own_or_its_roots_replication() -> None:
+def test_a_table_that_becomes_a_partition_is_replicated_only_alone_or_in_its_root() -> None:
     place = ROUTER.place(shape(1, "t", root=P.name, root_oid=3))
     assert place.table == T.name
     assert strange_to(place).keys() == {"p"}

@@ -28,7 +28,8 @@ FILES = 12
 
 
 def _derive(layout: Layout, table: Table, number: int, unchanged_from: Lsn | None = None, **row: Any) -> None:
-    """Derives one turn with a single change at LSN 10 × number. It covers the 10 bytes from there."""
+    """Writes the feed of one turn. It covers the LSNs from 10 × number to 10 × number + 10, and has one change, at the
+    lower LSN."""
     at, feed = 10 * number, Feeds(layout, WHO).open(table)
     writer = FeedWriter(layout.changes(table.name), 0, 2)
     values = {"_pgcdc_op": "insert", "_pgcdc_commit_lsn": at, "_pgcdc_ordinal": 1, "id": number, **row}
@@ -116,7 +117,7 @@ def test_opening_a_feed_again_reads_only_later_commits(layout: Layout, monkeypat
     assert len(read) == 2 < len(all_of_them)
 
 
-def test_a_feed_covers_the_time_in_which_its_table_did_not_change(tmp_path: Path) -> None:
+def test_a_feed_covers_lsns_at_which_its_table_did_not_change(tmp_path: Path) -> None:
     layout = Layout.of(tmp_path)
 
     def covered(number: int, unchanged_from: int, table: Table = NARROW) -> tuple[int, int]:

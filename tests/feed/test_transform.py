@@ -114,8 +114,9 @@ def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_changes_of_keys_are_applied_in_parts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a change of key lacks a value, the changes are not divided: the row must be followed from key to key."""
+def test_changes_are_divided_by_key_even_if_keys_change(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes are divided by key, and the parts are applied separately. If a change of key does not contain a value,
+    the changes are not divided, because the value is found under an earlier key."""
     monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
     monkeypatch.setattr(task, "HELD_BYTES", 1)
     units: list[int] = []
@@ -151,7 +152,7 @@ def test_changes_of_keys_are_applied_in_parts(pipe: Pipeline, monkeypatch: pytes
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_feed_of_an_earlier_format_is_begun_again(pipe: Pipeline) -> None:
+def test_a_feed_starts_again_after_a_column_got_another_type(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")
     pipe.run("INSERT INTO t VALUES (1, 'a')")
@@ -177,7 +178,7 @@ class ForgetfulRouter(Router):
 
 
 @pytest.mark.spark
-def test_a_row_that_no_rule_covers_sets_its_table_aside(pipe: Pipeline) -> None:
+def test_a_logged_row_that_the_feed_lacks_sets_its_table_aside(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1)", "INSERT INTO u VALUES (1)")
@@ -197,7 +198,7 @@ def test_a_row_that_no_rule_covers_sets_its_table_aside(pipe: Pipeline) -> None:
 
 
 @pytest.mark.spark
-def test_rows_are_counted_even_if_a_span_ends_inside_a_batch(pipe: Pipeline) -> None:
+def test_rows_are_counted_even_if_a_turn_ends_inside_a_batch(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     pipe.follow("t, u")
     start = pipe.replayed["t"]
@@ -218,7 +219,7 @@ def test_rows_are_counted_even_if_a_span_ends_inside_a_batch(pipe: Pipeline) -> 
     pipe.same("t")
 
 
-def test_segments_are_distributed_evenly() -> None:
+def test_segments_are_distributed_evenly_among_tasks() -> None:
     def segment(name: str, size: int) -> Segment:
         return Segment(
             Location.of(Path(name)), size, 1, Lsn(9), Lsn(1), Lsn(int(name)), Lsn(9), 1, 1, False, datetime.now(UTC)
@@ -239,7 +240,7 @@ def test_column_names_in_feeds_never_collide(left: str, right: str) -> None:
     assert not feed_name(left).startswith("_pgcdc")
 
 
-# Feeds derived from early files, which have commit facts, equal the feeds of the same rows in ordinary files
+# Rows that were written to the log before their commit give the same feeds as rows that were written at their commit
 
 INSERTS = tuple(Change("I", 1 + at % 2, 0, at % 3, bytes([at])) for at in range(12))
 HISTORY = (
@@ -249,7 +250,7 @@ HISTORY = (
 
 
 def _derived(log: ChangeLog, span: LsnRange) -> tuple[dict[TableName, list[Any]], Any]:
-    """The feed rows that one task derives from a span, and the task's other results."""
+    """The feed rows that one task derives from the log between two LSNs, and the task's other results."""
     router = Router.of(TABLES.values())
     shapes = log.shapes(span).values()
     task = Derivation(
@@ -272,7 +273,7 @@ def _rows(log: ChangeLog, name: TableName, files: list[FeedFile], schema: pa.Sch
     return sorted(rows.to_pylist(), key=str)
 
 
-def test_commit_facts_give_the_same_feeds_for_a_fixed_history(tmp_path: Path) -> None:
+def test_rows_written_before_their_commit_give_the_same_feeds_for_a_fixed_history(tmp_path: Path) -> None:
     plain, early = twins(tmp_path, HISTORY)
     for span in spans(plain):
         assert _derived(early, span) == _derived(plain, span)
@@ -282,8 +283,8 @@ def test_commit_facts_give_the_same_feeds_for_a_fixed_history(tmp_path: Path) ->
 @pytest.mark.long
 @settings(max_examples=10)
 @given(BATCHES)
-def test_commit_facts_give_the_same_feeds_for_any_history(batches: list[list[Transaction]]) -> None:
-    """The feed of messages, and the shapes of rows, are compared as well."""
+def test_rows_written_before_their_commit_give_the_same_feeds_for_any_history(batches: list[list[Transaction]]) -> None:
+    """Also compares the feed of logical messages, and the structures that the rows have."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder), batches)
         ids = set(plain.shapes(whole(plain)))

@@ -1,4 +1,4 @@
-"""A project with its own source. Its engine runs whole syncs in this process."""
+"""Projects for tests, each with its own source database. The test process runs whole syncs of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.waiting import wait_for
 T = TableName("public", "t")
 U = TableName("public", "u")
 Content = dict[tuple[Lsn, str], list[tuple[Any, ...]]]
-"""Rows by point and table."""
+"""The rows of each table at each point: by the point's LSN and the table's name."""
 
 
 @dataclass
@@ -75,7 +75,8 @@ class Rig:
         return Lsn.parse(str(self.conn.execute("SELECT pg_current_wal_flush_lsn()").fetchall()[0][0]))
 
     def commit(self, *statements: str) -> Lsn:
-        """Runs the statements in one transaction. Returns an LSN within its commit record, see `inside`."""
+        """Runs the statements in one transaction. Returns an LSN in its commit record. A point above this LSN
+        contains the transaction (see `inside`)."""
         with self.conn.transaction():
             for statement in statements:
                 self.conn.execute(statement.encode())
@@ -110,7 +111,8 @@ def rig_of(database: Database, spark: SparkSession, settings: Settings) -> Itera
 
 @contextmanager
 def following(rig: Rig, **bounds: Any) -> Iterator[threading.Thread]:
-    """Runs a sync in follow mode during the block, with a separate observer. The sync must end without an error."""
+    """Runs a sync in follow mode in a thread during the block. Then stops it, and checks that it ended without an
+    error."""
     stop = threading.Event()
     reports: list[SyncReport] = []
     run = Bounds(follow=True, stop=stop, **bounds)
@@ -138,7 +140,7 @@ def version(rig: Rig, name: TableName) -> int:
 def children_running(module: str) -> list[int]:
     found = []
     for child in psutil.Process().children(recursive=True):
-        # Child processes of earlier syncs may have ended, or may be zombies.
+        # A child process of an earlier sync may end during this loop, or be a zombie. Its command line cannot be read.
         with suppress(psutil.NoSuchProcess):
             if module in " ".join(child.cmdline()):
                 found.append(child.pid)
@@ -146,7 +148,7 @@ def children_running(module: str) -> list[int]:
 
 
 def promised(rig: Rig) -> Content:
-    """The rows of every table at every point, read by delta-rs. The lake's own reader must give the same rows."""
+    """Reads every table at every point with delta-rs, and checks that :class:`Lake` reads the same rows."""
     lake, found = Lake(rig.lake), Content()
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
@@ -162,7 +164,7 @@ def sorted_rows(table: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def turns(rig: Rig, count: int, first: int = 1000) -> None:
-    """Runs ``count`` rounds of inserts, updates and deletes, each with a sync that closes a separate range."""
+    """Changes both tables ``count`` times. After each time, a sync applies the changes and ends its LSN range."""
     for number in range(first, first + count):
         rig.conn.execute("INSERT INTO t VALUES (%s, 'new', 'big')", [number])
         rig.conn.execute("UPDATE u SET v = %s WHERE a = %s", [number, number % 50 + 1])

@@ -1,5 +1,5 @@
-"""Every row that the receiver counted in a turn is in a feed, is below its table's copy, or is reported as a row that
-went into no mirror."""
+"""Each row in the log is in a change feed, or is already in the copy of its table, or is reported as a row that went
+into no mirror."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _TURNS = (
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_every_row_of_every_turn_is_accounted_for(rig: Rig) -> None:
+def test_each_row_in_the_log_is_in_a_feed_or_in_a_copy_or_reported(rig: Rig) -> None:
     rig.settings = rig.settings.model_copy(update={"schema_changes": "set_aside"})
     rig.conn.execute("CREATE TABLE k (id int PRIMARY KEY, v int); INSERT INTO k VALUES (1, 1), (2, 2)")
     rig.conn.execute(_PARTITIONED.encode())
@@ -87,7 +87,7 @@ def test_every_row_of_every_turn_is_accounted_for(rig: Rig) -> None:
     rig.assert_equal("public.k", "public.p", "public.u")
 
 
-def test_rows_that_go_into_no_mirror_are_counted_and_explained(database: Database, tmp_path: Path) -> None:
+def test_rows_that_go_into_no_mirror_are_reported_with_number_and_reason(database: Database, tmp_path: Path) -> None:
     with database.connect() as conn:
         for name in ("a", "b", "c", "left_out", "gone"):
             conn.execute(f"CREATE TABLE {name} (id int)".encode())
@@ -110,7 +110,7 @@ def test_rows_that_go_into_no_mirror_are_counted_and_explained(database: Databas
     target = delta_target(settings.layout, log.identity)
     progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
     a, b, _ = tables
-    # The record of a table after its copy. The test needs no mirror.
+    # Sets the state that a copy of the table would leave, because this test makes no mirrors.
     progress._tables[a.name] = TableRecord(a, TableState.CATCHING_UP, start, 0)
     progress.put_aside(b.name, start, "as a test has it")
     work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
@@ -121,8 +121,8 @@ def test_rows_that_go_into_no_mirror_are_counted_and_explained(database: Databas
 
 
 def _check(rig: Rig, span: LsnRange, untaken: dict[int, int]) -> None:
-    """Checks for each table: the rows of a range in the log are the rows in the feed plus the rows below the copy or
-    reported."""
+    """Checks one LSN range. For each table, the number of rows in the log must be the number of rows in the feed, plus
+    the rows that the copy already contains or that are reported as in no mirror."""
     counts = LogSpan(ChangeLog(rig.settings.layout), span).rows
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
@@ -142,8 +142,7 @@ def _total(counts: dict[int, Counter[str]], relations: Iterable[int]) -> int:
 
 
 def _taken(rig: Rig, table: Table, span: LsnRange) -> int:
-    """The number of rows of the range that the feed has. An update is one row, although the feed may store it as two
-    rows."""
+    """Counts the range's rows in the feed. An update counts once, although the feed may store it as two rows."""
     layout = rig.settings.layout
     if not DeltaTable.is_deltatable(str(layout.changes(table.name))):
         return 0

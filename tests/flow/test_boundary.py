@@ -1,5 +1,4 @@
-"""`verify` as the command runs it: it takes a snapshot, makes the mirrors reach the snapshot's LSN, and is refused in
-some cases."""
+"""How `pgcdc verify` gets a snapshot of the source, and mirrors at the LSN of this snapshot; and when it is refused."""
 
 from __future__ import annotations
 
@@ -46,14 +45,14 @@ def _boundary(settings: Settings, sync_to: SyncTo = _never, waited: list[Blocker
 
 @contextmanager
 def _open_transaction(database: Database) -> Iterator[None]:
-    """An open transaction with an xid. The creation of a slot waits until it ends."""
+    """Keeps a transaction with an xid open during the block. The creation of a slot waits for such a transaction."""
     with database.connect(autocommit=False) as conn:
         conn.execute("SELECT pg_current_xact_id()")
         yield
         conn.rollback()
 
 
-def test_verify_does_not_stop_a_sync_while_it_waits_for_an_open_transaction(
+def test_while_verify_waits_for_an_open_transaction_it_does_not_pause_a_running_sync(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boundary, "HELD_SECONDS", 0.1)
@@ -85,7 +84,7 @@ def _oldest(conn: SourceConnection) -> float:
     return max((one.age.total_seconds() for one in transactions(conn) if one.age is not None), default=0.0)
 
 
-def test_error_names_the_transaction_that_never_ends(
+def test_verify_error_names_the_transaction_that_does_not_end(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boundary, "HELD_SECONDS", 0.1)
@@ -120,10 +119,10 @@ def test_snapshot_held_up_by_a_young_transaction_is_taken_again(
         assert tries == 2
 
 
-def test_transaction_with_a_hidden_age_is_named_during_the_wait(
+def test_verify_names_the_transaction_it_waits_for_even_if_its_age_is_hidden(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A role without privileges sees the age of only its own transactions and of prepared transactions."""
+    """PostgreSQL shows a role without privileges only the ages of its own transactions and of prepared transactions."""
     monkeypatch.setattr(boundary, "HELD_SECONDS", 0.2)
     monkeypatch.setattr(boundary, "LOCK_SECONDS", 20)
     role = f"few_{database.name}"
@@ -147,7 +146,8 @@ def test_transaction_with_a_hidden_age_is_named_during_the_wait(
 def test_snapshot_that_took_too_long_is_taken_again(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A running sync waits only for a limited time. It then continues, and may already be above the snapshot's LSN."""
+    """While verify takes its snapshot, a running sync applies nothing, but only for a limited time. After that, the
+    mirrors may already be above the LSN of a snapshot that came too late."""
     late, points = iter([True, False]), list[Lsn]()
     monkeypatch.setattr(PlacedRequest, "is_late", property(lambda request: next(late)))
 
@@ -163,10 +163,10 @@ def test_snapshot_that_took_too_long_is_taken_again(
         assert snapshot.consistent_point == points[1]
 
 
-def test_snapshot_is_closed_if_no_mirror_reaches_its_lsn(
+def test_verify_fails_if_no_mirror_reaches_the_snapshots_lsn_in_time(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another sync holds the lake's lock, and makes no point at the snapshot's LSN."""
+    """The lake's lock is held, as by a sync that makes no point at the snapshot's LSN."""
     monkeypatch.setattr(boundary, "POINT_SECONDS", 0.5)
     _followed(database, settings, TableState.CATCHING_UP)
     under = _boundary(settings)

@@ -65,7 +65,7 @@ def test_every_command_works_with_a_lake_in_an_object_store(rig: Rig) -> None:
 
 @pytest.fixture
 def counted(bucket: Location, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    """Counts every request to the object store of this process, of the receiver, and of Spark's workers."""
+    """Records each request that this process, the receiver or a Spark worker sends to the object store."""
     faults, behind = Faults(), urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
     assert behind is not None
     with spoiling(behind, faults) as port, monkeypatch.context() as patch:
@@ -112,6 +112,7 @@ def test_turns_and_idle_time_cost_a_bounded_number_of_requests(
 
 
 def _dear(counted: Faults) -> list[str]:
-    """All requests that are priced like a PUT, except heartbeats, counts and notes, which have their own times."""
+    """The recorded requests that cost as much as a PUT. Deletions are left out, and requests that depend on time and not
+    on turns: for the lock, the counts, and the LSN up to which the log is complete."""
     return [one for one in counted.asked if one.startswith(("PUT", "LIST", "POST")) and "/lock/" not in one
             and not one.endswith(("/counts.json", "/extent")) and "?delete" not in one]  # fmt: skip

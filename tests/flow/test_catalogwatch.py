@@ -1,4 +1,4 @@
-"""Effects of the catalog watch on tables, without Spark and without a source."""
+"""What checks of the source's catalog do to the states of tables and to points. No test needs Spark."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def _watched(work: Work, live: Sequence[Table], *, empty: bool = False, paused: 
     structure.cancel()
 
 
-def test_catalog_changes_of_a_table_that_is_set_aside_are_noticed(work: Work) -> None:
-    """The stream may show that the mirror lacks rows before a catalog check shows the reason."""
+def test_table_that_is_set_aside_waits_for_a_copy_after_its_catalog_entry_changed(work: Work) -> None:
+    """A turn may find that the mirror lacks rows, before a catalog check finds the change that caused this."""
     work.progress.put_aside(B.name, Lsn(15), "the mirror lacks a row")
     _watched(work, [A, B])
     assert work.progress[B.name].state is TableState.SET_ASIDE
@@ -111,8 +111,8 @@ def test_catalog_changes_of_a_table_that_is_set_aside_are_noticed(work: Work) ->
     assert work.progress[A.name].state is TableState.CATCHING_UP
 
 
-def test_large_table_with_new_files_waits_for_the_operator(work: Work) -> None:
-    """The new files may come from a TRUNCATE that is not streamed."""
+def test_large_table_with_new_files_is_copied_only_at_the_operators_request(work: Work) -> None:
+    """PostgreSQL has given the tables new files, maybe because of a TRUNCATE that is not in the stream."""
     work.settings = work.settings.model_copy(update={"recopy_bytes": 1 << 20})
     new = marks(relfilenode=7, traceless=True)
     for _ in range(2):
@@ -124,8 +124,9 @@ def test_large_table_with_new_files_waits_for_the_operator(work: Work) -> None:
     assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, so it is copied only at your request")
 
 
-def test_files_are_compared_with_those_of_the_last_catalog_check(work: Work) -> None:
-    """A TRUNCATE in one interval between checks and a SET NOT NULL in another interval do not count as a rewrite."""
+def test_relfilenode_is_compared_with_the_last_catalog_check(work: Work) -> None:
+    """A table counts as rewritten if its files and its columns changed between the same two checks. Here a TRUNCATE
+    first changes only the files, and later a SET NOT NULL changes only the columns."""
     marked = remarked(B, "1:7 2:7", relfilenode=5)
     work.progress.moved(B.name, Lsn(20), table=marked)
     _watched(work, [A, remarked(marked, relfilenode=6)])
@@ -175,7 +176,7 @@ def test_many_changes_are_logged_once_in_one_line(work: Work) -> None:
 
 
 def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
-    """The log lines of the other tables say that they are now published, or no longer published."""
+    """For tables that were not renamed, the log says whether they are new in the publication or no longer in it."""
     observer = Told()
     work.observer = observer
     _watched(work, [replace(A, name=TableName("public", "c")), _table(9, "new")])
@@ -191,8 +192,9 @@ def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
     [(B, "this was undone, and its mirror is unchanged"), (_table(2, "b", "w"), "its mirror has the new structure")],
     ids=["renamed back", "still renamed"],
 )
-def test_log_line_says_that_the_mirror_ignores_an_undone_change(work: Work, now: Table, said: str) -> None:
-    """Rows with the new name of a column arrived before the catalog was read."""
+def test_log_line_of_a_renamed_column_says_whether_its_mirror_changed(work: Work, now: Table, said: str) -> None:
+    """The stream showed the column's new name first. When the catalog was read, the column may have been renamed
+    back."""
     told = Told()
     work.observer = told
     after = successor(B, now, Lsn(20))
@@ -214,7 +216,7 @@ QUIET, T = TableName("public", "quiet"), TableName("public", "t")
 
 @dataclass
 class Run:
-    """A sync whose receiver has ended. Both tables are copied, and are at the log's position."""
+    """A sync whose receiver has ended. The tables quiet and t are copied, and have applied the whole log."""
 
     sync: Sync
     work: Work
@@ -235,7 +237,7 @@ class Run:
             self.work.progress.copied(table, at, 1)
 
     def land(self, table: Table) -> None:
-        """Complete a copy, in whose snapshot the catalog showed ``table``."""
+        """Completes a copy. ``table`` is the table as the copy's snapshot showed it."""
         at = self.work.log.position()
         self.sync._copies.channel.committed.put(Copied(table, CopyReport(table.name, at, 0, 0, 0, 0.0, 1)))
         self.sync._take_committed()
@@ -277,7 +279,7 @@ def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("ALTER TABLE t ALTER v TYPE int USING 1", TableState.WAITING),
     ],
 )  # fmt: skip
-def test_no_point_lists_a_table_that_ddl_has_made_wrong(run: Run, done: str, state: TableState) -> None:
+def test_no_point_lists_a_table_after_ddl_made_its_mirror_wrong(run: Run, done: str, state: TableState) -> None:
     assert run.listed() == {QUIET, T}
     for statement in done.split("; "):
         run.user.execute(statement.encode())
@@ -325,8 +327,8 @@ def test_table_renamed_back_is_not_listed_at_lsns_where_it_had_another_name(run:
 
 
 def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_time(run: Run) -> None:
-    """The current catalog does not show whether the table was a partition at the end of the log, or became a partition
-    above it."""
+    """The catalog shows only the present. It does not show whether the table was already a partition at the last LSN in
+    the log, or became a partition later."""
     points, catalog = run.work.progress.points, run.sync._catalog
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     assert run.listed() == {QUIET, T}
@@ -343,8 +345,8 @@ def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_tim
 
 
 def test_table_that_was_a_partition_before_the_first_check_is_not_listed_before_it(run: Run) -> None:
-    """No sync was running while the table was a partition. The column marks of the last sync differ from the current
-    column marks."""
+    """No sync was running while the table was a partition. The check finds only that catalog rows of the table have
+    changed since the last sync."""
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")
     run.user.execute("ALTER TABLE r DETACH PARTITION quiet")
@@ -368,9 +370,9 @@ def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(r
     assert shown(run.work.progress[QUIET], run.sync._catalog.seen_at)
 
 
-def test_table_is_not_thinned_during_its_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of a copy in progress belong to no version yet, so thinning would delete them. Older versions of a table
-    that no point lists are kept, too."""
+def test_old_versions_of_a_table_are_not_deleted_during_its_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No version names the files of a copy in progress yet, so they would be deleted together with old versions. After
+    the copy, old versions are kept until a point lists the table."""
     monkeypatch.setattr(maintenance, "THIN_AFTER_VERSIONS", 2)
     assert run.listed() == {QUIET, T}
     progress, due = run.work.progress, Thinning(run.work)
@@ -389,7 +391,9 @@ def test_table_is_not_thinned_during_its_copy(run: Run, monkeypatch: pytest.Monk
 
 @pytest.mark.long
 @pytest.mark.since(15, "row filters")
-def test_follow_mode_makes_no_points_while_a_lock_hides_a_row_filter(run: Run, database: Database) -> None:
+def test_follow_mode_publishes_no_point_while_a_lock_prevents_reading_a_row_filter(
+    run: Run, database: Database
+) -> None:
     assert run.listed() == {QUIET, T}
     turns, points = run.sync._turns, run.work.progress.points
     before = len(list(points.all()))

@@ -46,7 +46,7 @@ def _mirror(rig: Rig, name: TableName = T) -> DeltaTable:
 
 
 def _told(rig: Rig, name: TableName = T) -> dict[str, str]:
-    """The comments that a Delta reader sees. The table's comment has an empty name."""
+    """The comments in the mirror's Delta metadata, by column name. The comment of the table has the key ``""``."""
     table = _mirror(rig, name)
     columns = {
         field.name: str(field.metadata["comment"]) for field in table.schema().fields if field.metadata.get("comment")
@@ -114,7 +114,7 @@ def test_comments_survive_schema_changes(rig: Rig, way: str) -> None:
     _say(rig, "COLUMN t.big", "large")
     rig.sync()
     rig.session().sql(f"ALTER TABLE delta.`{path_of(rig.settings.layout.mirror(T))}` ALTER COLUMN id COMMENT 'theirs'")
-    # The default makes pgcdc rewrite the mirror. The same Delta commit has the comment of the new column.
+    # Because the new column has a default, pgcdc rewrites the mirror. The same Delta commit adds the column's comment.
     rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "COMMENT ON COLUMN t.w IS 'new'")
     rig.sync()
     kept = {"": "all", "v": "said", "big": "large", "id": "theirs"}
@@ -148,8 +148,8 @@ def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
 
 @pytest.mark.long
 def test_comments_are_updated_after_each_catalog_check(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comments are not written while applying is paused. If a sync died after it had committed comments, the next sync
-    finds them. Dagster shows comments, and a renamed table keeps them."""
+    """Comments are not written while applying is paused. If a sync died after it had written comments to a
+    mirror, the next sync does not write them again. Dagster shows comments. A renamed table keeps its comments."""
 
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

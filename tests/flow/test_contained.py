@@ -28,7 +28,7 @@ BROKEN = {
     "folder": r"changes/public/folder.*: Not a directory",
     "copied": r"public/copied.*: Not a directory",
 }
-"""Broken tables: by the table's name, a pattern of the reason that is reported."""
+"""The names of the broken tables, each with a pattern of the reason that is reported for it."""
 
 
 def _break(rig: Rig) -> None:
@@ -97,7 +97,7 @@ UNREADABLE = {
     "feed_checkpoint": "the same of its change feed",
     "feed_commit": "the first commit of its change feed is empty: a power cut may leave it so, and it is begun anew",
 }
-"""Tables by the damaged file of their Delta logs, with an explanation."""
+"""Tables whose Delta log is damaged. Each name says which file is damaged; the text says how."""
 
 
 def _tear(rig: Rig, table: str) -> None:
@@ -114,8 +114,8 @@ def _tear(rig: Rig, table: str) -> None:
 
 @pytest.mark.long
 def test_unreadable_delta_log_is_moved_aside_by_a_new_copy(rig: Rig) -> None:
-    """`pgcdc snapshot TABLE` makes this copy. Other tables continue even without it. The copied table continues after
-    it."""
+    """The operator requests this copy by `pgcdc snapshot TABLE`. Without the copy, only the other tables continue.
+    After the copy, the damaged tables continue, too."""
     for name in UNREADABLE:
         rig.conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)".encode())
     rig.setup()

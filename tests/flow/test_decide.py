@@ -1,4 +1,4 @@
-"""Tables of cases: the next step of a sync, and when a sync ends."""
+"""What a sync does next, when a sync ends, and when an LSN range ends. No test does I/O."""
 
 from __future__ import annotations
 
@@ -62,32 +62,38 @@ def turn(upto: int, *names: TableName, exact: bool = False) -> TakeTurn:
 
 
 NEXT = {
-    "all is level": (view(LEVEL), Wait()),
+    "everything is applied and no point is due": (view(LEVEL), Wait()),
     "a point is due": (view(LEVEL, point=PointDue(True)), turn(50, A, B)),
-    "it could not list every table here": (view(LEVEL, point=PointDue(True, Lsn(50))), Wait()),
-    "nor at an earlier place": (view(LEVEL, point=PointDue(True, Lsn(40))), turn(50, A, B)),
-    "a table is behind, by more than a share": (view(BEHIND), turn(40, A, B)),
-    "and the rest": (view([TablePosition(A, Lsn(40)), TablePosition(B, Lsn(50))]), turn(50, A, B)),
-    "less than a turn is worth while more comes": (view(BEHIND, gathers=True), Wait()),
-    "unless a point is due": (view(BEHIND, gathers=True, point=PointDue(True)), turn(40, A, B)),
-    "as much as a turn is worth": (
+    "a point at this LSN could not list every table": (view(LEVEL, point=PointDue(True, Lsn(50))), Wait()),
+    "a point at a lower LSN could not list every table": (view(LEVEL, point=PointDue(True, Lsn(40))), turn(50, A, B)),
+    "a table is behind by more than one turn applies": (view(BEHIND), turn(40, A, B)),
+    "a table is behind by less than one turn applies": (
+        view([TablePosition(A, Lsn(40)), TablePosition(B, Lsn(50))]), turn(50, A, B),
+    ),
+    "too few bytes for a turn, and more arrive": (view(BEHIND, gathers=True), Wait()),
+    "too few bytes for a turn, but a point is due": (view(BEHIND, gathers=True, point=PointDue(True)), turn(40, A, B)),
+    "enough bytes for a turn": (
         view(BEHIND, gathers=True, batches=lambda a, b: [replace(log(a, b)[0], bytes=GATHERED_BYTES)]), turn(50, A, B),
     ),
-    "verify is about to name its LSN": (view(BEHIND, held=True), Wait()),
-    "an operator has paused it": (view(BEHIND, paused=True, point=PointDue(True)), Wait()),
-    "also where verify waits": (view(BEHIND, paused=True, exact=Lsn(50)), Wait()),
-    "its LSN lies ahead": (view(LEVEL, exact=Lsn(60)), Wait()),
-    "its LSN is where all stand": (view(LEVEL, exact=Lsn(50)), turn(50, A, B, exact=True)),
-    "its LSN lies before the log's end": (view([TablePosition(A, Lsn(20))], exact=Lsn(30)), turn(30, A, exact=True)),
-    "its LSN is nearer than more comes": (view(BEHIND, gathers=True, exact=Lsn(60)), turn(40, A, B)),
-    "a late copy first, two shares of it": (view(LATE, complete=Lsn(90)), TakeLateTurn([A], Lsn(40))),
-    "then the others without it": (view(LATE, complete=Lsn(90), caught_up=True), turn(60, B)),
-    "late ones join where verify waits": (view(LATE, exact=Lsn(50)), turn(30, A, B)),
-    "a share of many batches": (view([TablePosition(A, Lsn(0))], complete=Lsn(90), share_bytes=240), turn(40, A)),
+    "verify has not named its LSN yet": (view(BEHIND, held=True), Wait()),
+    "applying is paused": (view(BEHIND, paused=True, point=PointDue(True)), Wait()),
+    "applying is paused, and verify waits for a point": (view(BEHIND, paused=True, exact=Lsn(50)), Wait()),
+    "verify's LSN is above the log": (view(LEVEL, exact=Lsn(60)), Wait()),
+    "all tables are at verify's LSN": (view(LEVEL, exact=Lsn(50)), turn(50, A, B, exact=True)),
+    "verify's LSN is below the log's end": (view([TablePosition(A, Lsn(20))], exact=Lsn(30)), turn(30, A, exact=True)),
+    "too few bytes for a turn, but verify waits": (view(BEHIND, gathers=True, exact=Lsn(60)), turn(40, A, B)),
+    "late tables are first, with twice the bytes": (view(LATE, complete=Lsn(90)), TakeLateTurn([A], Lsn(40))),
+    "after the late tables come the other tables": (view(LATE, complete=Lsn(90), caught_up=True), turn(60, B)),
+    "late tables are in a turn that verify waits for": (view(LATE, exact=Lsn(50)), turn(30, A, B)),
+    "one turn applies several batches": (
+        view([TablePosition(A, Lsn(0))], complete=Lsn(90), share_bytes=240), turn(40, A),
+    ),
     "every table is late": (
         view([TablePosition(A, Lsn(10), late=True)], complete=Lsn(90)), TakeLateTurn([A], Lsn(50)),
     ),
-    "and has had its turn": (view([TablePosition(A, Lsn(10), late=True)], complete=Lsn(90), caught_up=True), Wait()),
+    "every table is late and has had its turn": (
+        view([TablePosition(A, Lsn(10), late=True)], complete=Lsn(90), caught_up=True), Wait(),
+    ),
     "no table at all": (view([]), Wait()),
 }  # fmt: skip
 
@@ -111,17 +117,21 @@ def bounds(*events: str, **more: float) -> Bounds:
 
 
 ENDS = {
-    "arrived and level": (bounds(), REST, True),
-    "not level": (bounds(), replace(REST, level=False), False),
-    "not arrived": (bounds(), replace(REST, arrived=False), False),
-    "follows": (bounds(), FOLLOWING, False),
-    "follows for so long": (bounds(max_seconds=10), FOLLOWING, True),
-    "not yet so long": (bounds(max_seconds=11), FOLLOWING, False),
-    "idle for so long": (bounds(idle_seconds=5), FOLLOWING, True),
-    "gives way": (bounds(), replace(FOLLOWING, awaited=True), True),
-    "but not while it copies": (bounds(max_seconds=1), replace(FOLLOWING, awaited=True, copying=True), False),
-    "arrived, but it copies": (bounds(), replace(REST, copying=True), False),
-    "stopped, whatever it does": (bounds("stop"), replace(FOLLOWING, copying=True, level=False), True),
+    "all is received and applied": (bounds(), REST, True),
+    "not all is applied": (bounds(), replace(REST, level=False), False),
+    "not all is received": (bounds(), replace(REST, arrived=False), False),
+    "follow mode": (bounds(), FOLLOWING, False),
+    "follow mode, max_seconds reached": (bounds(max_seconds=10), FOLLOWING, True),
+    "follow mode, max_seconds not reached": (bounds(max_seconds=11), FOLLOWING, False),
+    "follow mode, idle_seconds reached": (bounds(idle_seconds=5), FOLLOWING, True),
+    "a command waits for the lake": (bounds(), replace(FOLLOWING, awaited=True), True),
+    "a command waits for the lake during a copy": (
+        bounds(max_seconds=1),
+        replace(FOLLOWING, awaited=True, copying=True),
+        False,
+    ),
+    "all is received and applied, during a copy": (bounds(), replace(REST, copying=True), False),
+    "stopped during a copy": (bounds("stop"), replace(FOLLOWING, copying=True, level=False), True),
 }
 
 
@@ -165,7 +175,7 @@ def open_range(clock: Clock) -> OpenRange:
     return OpenRange(Lsn(100), max_bytes=30, min_seconds=60, clock=clock)
 
 
-def test_range_is_closed_when_it_reaches_its_size() -> None:
+def test_lsn_range_ends_when_its_batches_reach_max_bytes() -> None:
     gathered = open_range(Clock())
     gathered.add([batch(100, 110), batch(110, 120)], [], {})
     assert not gathered.due
@@ -173,7 +183,7 @@ def test_range_is_closed_when_it_reaches_its_size() -> None:
     assert gathered.due
 
 
-def test_range_is_closed_when_its_first_transaction_reaches_an_age() -> None:
+def test_lsn_range_ends_min_seconds_after_its_first_transaction() -> None:
     clock = Clock()
     gathered = open_range(clock)
     clock.now = 1000.0
@@ -183,7 +193,7 @@ def test_range_is_closed_when_its_first_transaction_reaches_an_age() -> None:
     assert gathered.due
 
 
-def test_wal_without_rows_opens_no_range_and_is_part_of_the_next_range() -> None:
+def test_wal_without_transactions_starts_no_lsn_range_and_is_part_of_the_next() -> None:
     clock = Clock()
     gathered = open_range(clock)
     gathered.add([batch(100, 150, 0, 0)], [], {})
@@ -203,7 +213,7 @@ def test_counts_of_two_turns_are_summed() -> None:
     assert summed(left, right) == TableTurn(ORDERS, Lsn(2), 5, 11, 22, 33, {"insert": 3, "delete": 1}, 1.5, 1.5)
 
 
-def test_a_turn_applies_whole_batches_until_the_size_is_reached() -> None:
+def test_a_turn_applies_whole_batches_until_they_reach_the_size_of_a_turn() -> None:
     batches = [batch(0, 1), batch(1, 2), batch(2, 3)]
     assert up_to(batches, 1) == batches[:1]
     assert up_to(batches, 20) == batches[:2]
@@ -214,7 +224,7 @@ def test_only_row_messages_are_counted() -> None:
     assert rows_by_kind([batch(0, 1, transactions=3)]) == {"I": 3, "U": 0, "D": 0, "T": 0}
 
 
-# A turn searches the whole log, also above its own end, for rows of unknown partitions --------------
+# A turn also looks for rows of unknown partitions in the batches above its own end ------------------
 
 ROOT = Table(100, TableName("public", "root"), (Column(1, "id", PgType(23, "int4")),), key=(1,))
 UNKNOWN_LEAF = 200
@@ -222,7 +232,7 @@ UNKNOWN_LEAF = 200
 
 @dataclass
 class Progress:
-    """Replaces :class:`TablesProgress`: contains the records of all tables."""
+    """Stands in for :class:`TablesProgress`, with only what a turn uses here."""
 
     records: dict[TableName, TableRecord]
     router: Router = field(default_factory=lambda: Router.of([ROOT]))
@@ -245,11 +255,13 @@ def batch_of(start: int, end: int, *leaves: int) -> BatchSummary:
 @pytest.mark.parametrize(
     ("stray_batch", "held"),
     [(1, True), (2, True), (None, False)],
-    ids=["in the turn's batch_of", "in a later batch_of", "no stray"],
+    ids=["rows in the turn's batch", "rows in a later batch", "no such rows"],
 )
-def test_rows_of_an_unknown_partition_anywhere_in_the_log_stop_their_table(stray_batch: int | None, held: bool) -> None:
-    """The partition may have been attached below the turn's end, with rows that are never streamed. The table then
-    waits for a catalog check."""
+def test_a_table_stops_at_rows_of_an_unknown_partition_even_above_the_turns_end(
+    stray_batch: int | None, held: bool
+) -> None:
+    """Such rows show that a partition was attached, maybe below the turn's end and with older rows that are not in the
+    stream. So the table applies nothing until a catalog check."""
     batches = [batch_of(number * 16, number * 16 + 16, *([UNKNOWN_LEAF] if number == stray_batch else []))
                for number in (1, 2)]  # fmt: skip
     log = cast(ChangeLog, SimpleNamespace(batches=lambda start: [one for one in batches if one.end > start]))

@@ -1,4 +1,4 @@
-"""Sources with a different encoding than UTF8: text is exact, and an invalid byte affects only the table that has
+"""Sources whose encoding is not UTF8: texts are mirrored exactly, and an invalid byte affects only the table that has
 it."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _assert_verified(rig: Rig, *names: TableName) -> None:
 
 
 @pytest.mark.long
-def test_invalid_byte_sets_its_table_aside_and_frees_the_slot(
+def test_invalid_byte_sets_only_its_table_aside_and_the_slot_still_advances(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _project(server, "WIN1252", spark, tmp_path, monkeypatch) as rig:

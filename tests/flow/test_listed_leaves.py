@@ -81,7 +81,7 @@ def test_new_partition_without_an_identity_sets_its_table_aside(rig: Rig) -> Non
 
 @pytest.mark.long
 def test_locked_new_partition_sets_its_table_aside_until_it_is_unlocked(rig: Rig, database: Database) -> None:
-    """An index build takes this lock, for example. The sync does not wait for it."""
+    """The partition has the lock that CREATE INDEX CONCURRENTLY takes. The sync does not wait until it is released."""
     rig.commit(_NEW, _FULL, _ROW)
     with database.connect() as other:
         with other.transaction():

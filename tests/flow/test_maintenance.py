@@ -1,4 +1,4 @@
-"""Maintenance of a whole lake: promised points stay readable, data that is still needed is kept, and the rest is
+"""Maintenance of a whole lake: points within ``retention`` stay readable, and data that no point and no mirror needs is
 deleted."""
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ def maintain(rig: Rig, days: int | None = None, **allowance: Any) -> Maintenance
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the grace period, and makes every table with more than one small file worth merging."""
+    """Makes maintenance delete unneeded files at once, and merge the files of every table with more than one small
+    file."""
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(compaction, "MOST_SMALL", 1)
     monkeypatch.setattr(table, "FEWEST_MERGED", 2)
 
 
 @pytest.mark.takes(40)
-def test_maintenance_keeps_what_is_promised_or_needed_and_is_idempotent(rig: Rig) -> None:
+def test_maintenance_keeps_points_within_retention_and_a_second_run_changes_nothing(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 2)
@@ -112,7 +113,7 @@ def test_maintenance_killed_between_any_two_steps_does_no_harm(rig: Rig, monkeyp
 
 
 @pytest.mark.long
-def test_unreadable_or_foreign_mirror_does_not_stop_maintenance(rig: Rig) -> None:
+def test_maintenance_continues_after_an_unreadable_mirror_or_a_mirror_of_another_project(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 1)

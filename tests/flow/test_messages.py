@@ -106,7 +106,7 @@ def test_row_and_message_of_a_transaction_appear_at_the_same_point(rig: Rig) -> 
 
 
 @pytest.mark.long
-def test_messages_of_a_range_can_be_derived_again(rig: Rig) -> None:
+def test_feed_of_messages_can_be_derived_again_for_an_lsn_range(rig: Rig) -> None:
     for number in range(4):
         order(rig, number)
         rig.sync()
@@ -152,7 +152,7 @@ def test_unwritable_message_feed_delays_no_table(rig: Rig, monkeypatch: pytest.M
 
 
 @pytest.mark.long
-def test_maintenance_deletes_merged_message_files_and_keeps_what_is_needed(
+def test_maintenance_merges_message_files_and_keeps_log_batches_that_their_feed_lacks(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_table, "FEWEST_MERGED", 2)
@@ -170,7 +170,7 @@ def test_maintenance_deletes_merged_message_files_and_keeps_what_is_needed(
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["feed", "point"])
-def test_run_that_dies_between_feed_and_point_repeats_no_message(
+def test_no_message_is_lost_or_repeated_after_a_run_died_before_its_point(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def dies(*_: Any, **__: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Counts of runs: each batch once, over many runs, in one file of the lake."""
+"""The counts that syncs keep in a file of the lake for `pgcdc metrics`, and the trace spans that they send."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def read(layout: Layout) -> RunCounts:
     return found
 
 
-def test_counts_of_a_run_add_to_the_counts_of_earlier_runs_and_count_each_batch_once(layout: Layout) -> None:
+def test_a_run_adds_to_the_counts_of_earlier_runs_and_counts_each_batch_once(layout: Layout) -> None:
     first = meter_of(layout)
     first.took([batch(20), batch(30)], {"transform": 0.3, "apply": 0.2})
     first.published(0.05)
     first.close()
     second = meter_of(layout)
-    # The open range of the run that died is counted again.
+    # The second run applies batches 20 and 30 again, as after a crash. They must not be counted twice.
     second.took([batch(20), batch(30), batch(40)], {"transform": 20.0, "apply": 0.2})
     second.close()
     found = read(layout)
@@ -89,7 +89,7 @@ def test_counts_of_a_run_add_to_the_counts_of_earlier_runs_and_count_each_batch_
     assert found.upto == Lsn(40)
 
 
-def test_readable_counts_a_batch_when_a_point_has_it(layout: Layout) -> None:
+def test_time_until_readable_is_measured_when_a_point_contains_the_batch(layout: Layout) -> None:
     found = meter_of(layout)
     found.took([batch(20)], {})
     assert sum(found.counts.readable.counts) == 0
@@ -102,13 +102,13 @@ def test_readable_counts_a_batch_when_a_point_has_it(layout: Layout) -> None:
     assert sum(found.counts.readable.counts) == 1, "batches that change no mirror need no point"
 
 
-def test_a_batch_whose_files_were_merged_has_no_durable_time(layout: Layout) -> None:
+def test_time_until_durable_is_not_measured_for_a_batch_whose_files_were_merged(layout: Layout) -> None:
     found = meter_of(layout, Log(merged={20}))
     found.took([batch(20), batch(30)], {})
     assert sum(found.counts.durable.counts) == 1
 
 
-def test_file_is_written_every_ten_seconds_and_at_rest_every_minute_with_the_memory_of_the_receiver(
+def test_counts_are_written_every_ten_seconds_or_every_minute_if_nothing_was_counted(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 0.0, 30.0, 60.0, 60.0, 69.0, 70.0, 70.0, 70.0])
@@ -128,7 +128,7 @@ def test_file_is_written_every_ten_seconds_and_at_rest_every_minute_with_the_mem
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"since": 3}', b"\xff"])
-def test_counts_begin_again_if_the_file_is_damaged(layout: Layout, content: bytes) -> None:
+def test_counts_start_at_zero_if_their_file_is_damaged(layout: Layout, content: bytes) -> None:
     path_of(layout.counts).write_bytes(content)
     assert read_counts(layout) is None
     found = meter_of(layout)
@@ -137,7 +137,7 @@ def test_counts_begin_again_if_the_file_is_damaged(layout: Layout, content: byte
     assert read(layout).transactions == 3
 
 
-def test_a_lake_that_cannot_be_written_stops_no_run(layout: Layout) -> None:
+def test_counts_that_cannot_be_written_do_not_stop_the_run(layout: Layout) -> None:
     path_of(layout.counts).mkdir()
     found = meter_of(layout)
     found.took([batch(20)], {})
@@ -146,13 +146,13 @@ def test_a_lake_that_cannot_be_written_stops_no_run(layout: Layout) -> None:
     assert found.counts.transactions == 3
 
 
-# The spans of turns, as a receiver of OTLP over HTTP gets them --------------------------------------
+# Trace spans of turns, as an OTLP collector receives them over HTTP ---------------------------------
 
 T, U = TableName("public", "t"), TableName("public", "u")
 
 
 class Collector:
-    """A receiver of spans."""
+    """An OTLP collector, which stores the trace spans that it receives."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -206,7 +206,7 @@ def seconds(span: Span) -> float:
     return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
 
 
-def test_a_turn_has_a_span_for_each_stage_and_table(collector: Collector) -> None:
+def test_a_turn_has_a_trace_span_for_each_stage_and_table(collector: Collector) -> None:
     spans = turn_spans(Silent())
     assert spans is not None
     now = time.time()
@@ -237,13 +237,13 @@ def test_a_turn_has_a_span_for_each_stage_and_table(collector: Collector) -> Non
     assert (applied["pgcdc.table"], applied["pgcdc.rows.inserted"], applied["pgcdc.end_lsn"]) == ("public.t", 3, "0/9")
 
 
-def test_without_an_endpoint_there_are_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_telemetry_endpoint_no_trace_spans_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     assert turn_spans(Silent()) is None
 
 
-def test_without_opentelemetry_the_run_says_which_package_is_missing(
+def test_if_opentelemetry_is_not_installed_the_run_names_the_package_to_install(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Told(Silent):
@@ -265,7 +265,7 @@ def test_without_opentelemetry_the_run_says_which_package_is_missing(
     assert "pip install 'pgcdc_assets[otel]'" in told.said
 
 
-def test_a_receiver_that_does_not_answer_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_telemetry_endpoint_that_does_not_answer_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENDPOINTS[0], "http://127.0.0.1:1")
     monkeypatch.setattr("pgcdc_assets.flow.spans._FLUSH_SECONDS", 0.2)
     spans = TurnSpans()
@@ -277,7 +277,7 @@ def test_a_receiver_that_does_not_answer_does_not_stop_the_run(monkeypatch: pyte
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_sync_sends_its_turns(rig: Rig, collector: Collector) -> None:
+def test_a_sync_sends_trace_spans_of_its_turns_but_not_of_copies(rig: Rig, collector: Collector) -> None:
     rig.setup()
     rig.sync()
     assert collector.spans == [], "a copy is no turn"

@@ -1,4 +1,4 @@
-"""The metrics of real runs: while a sync follows, after its death, and after verify."""
+"""The metrics of a real project: while a sync in follow mode runs, after it has ended, and after later syncs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scraped(metrics: Metrics) -> Samples:
 
 
 @pytest.mark.long
-def test_metrics_of_a_sync_that_follows_and_of_a_sync_that_ended(rig: Rig) -> None:
+def test_metrics_show_a_running_sync_and_the_lag_after_it_has_ended(rig: Rig) -> None:
     assert WRITE_SECONDS < 15, "less than between two scrapes"
     rig.setup()
     rig.sync()
@@ -57,7 +57,7 @@ def test_metrics_of_a_sync_that_follows_and_of_a_sync_that_ended(rig: Rig) -> No
         assert found["pgcdc_receiver_resident_bytes", ()] > 10 << 20
         assert found["pgcdc_point_lsn_bytes", ()] <= found["pgcdc_received_lsn_bytes", ()]
         wait_for(lambda: scraped(metrics)["pgcdc_ready", ()] == 1, what="readiness")
-        # Rows that leave nothing behind need a point too, or they would count as a lag.
+        # This transaction leaves no changed row. It needs a point nevertheless, or the metrics would show a lag.
         rig.commit("INSERT INTO t VALUES (3000, 'x', NULL)", "DELETE FROM t WHERE id = 3000")
         wait_for(lambda: scraped(metrics)["pgcdc_transactions_total", ()] == 2, what="the counts")
         wait_for(lambda: scraped(metrics)["pgcdc_lag_seconds", ("publish",)] == 0, what="no lag")
@@ -65,7 +65,7 @@ def test_metrics_of_a_sync_that_follows_and_of_a_sync_that_ended(rig: Rig) -> No
             other.execute("INSERT INTO t SELECT g, 'open', NULL FROM generate_series(2000, 2010) g")
             wait_for(lambda: scraped(metrics)["pgcdc_lag_seconds", ("publish",)] == 0, what="no lag")
             other.rollback()
-    # Nobody receives. The source goes on.
+    # The sync has ended, so nothing receives what the source commits next.
     rig.commit("UPDATE t SET v = 'waits' WHERE id = 1000")
     scraped(metrics)
     wait_for(lambda: scraped(metrics)["pgcdc_ready", ()] == 0, what="a stopped replication")
@@ -76,7 +76,7 @@ def test_metrics_of_a_sync_that_follows_and_of_a_sync_that_ended(rig: Rig) -> No
     assert ("pgcdc_receiver_resident_bytes", ()) not in found
     keep_proofs(rig.settings.layout, [TableReport(T, lsn=goal)])
     rig.sync(receive_only=True)
-    # Everything is received. Readers still wait.
+    # The change is in the log now, but not in the mirror, so readers cannot see it yet.
     wait_for(lambda: scraped(metrics)["pgcdc_lag_bytes", ("receive",)] == 0, what="the log")
     found = scraped(metrics)
     assert found["pgcdc_table_lag_seconds", ("public.t",)] > 0.5

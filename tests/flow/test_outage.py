@@ -1,5 +1,5 @@
-"""A sync in follow mode reconnects after it has lost the source. It ends by its limits, or by an error that waiting
-cannot cure."""
+"""A sync in follow mode reconnects after it has lost the source. It ends when a limit such as ``max_seconds``
+is reached, or with an error that waiting cannot cure."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_source_that_was_never_reached_ends_the_sync(bounds: Bounds, error: Exce
         Scripted([error]).sync(bounds)
 
 
-def test_bounded_sync_tries_again_to_copy_tables_and_then_exits_with_3() -> None:
+def test_bounded_sync_repeats_copies_and_exits_with_3_if_a_table_is_still_not_copied() -> None:
     behind = replace(RAN, left=[(TableName("public", "t"), "was rewritten")])
     engine = Scripted([behind] * (COPY_ROUNDS + 1))
     report = engine.sync(Bounds())
@@ -95,7 +95,7 @@ def test_bounded_sync_tries_again_to_copy_tables_and_then_exits_with_3() -> None
         Scripted([behind, STARTING]).sync(Bounds())
 
 
-def test_sync_that_paused_for_a_command_ends_if_another_session_uses_the_slot() -> None:
+def test_sync_ends_if_another_session_took_its_slot_while_a_command_held_the_lake() -> None:
     with pytest.raises(SlotActive):
         Scripted([replace(RAN, gave_way=True), HELD]).sync(Bounds(follow=True))
 
@@ -108,7 +108,9 @@ def test_error_that_waiting_cannot_cure_ends_the_run() -> None:
 @pytest.mark.parametrize("bounds", [
     Bounds(follow=True, max_seconds=0.2), Bounds(follow=True, idle_seconds=0.2),
 ], ids=["max_seconds", "idle_seconds"])  # fmt: skip
-def test_limits_end_a_sync_during_an_outage_with_its_error(bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_reached_during_an_outage_ends_the_sync_with_the_outages_error(
+    bounds: Bounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream, "FIRST_PAUSE", 600.0)
     with pytest.raises(SourceUnavailable, match="administrator command"):
         Scripted([LOST]).sync(bounds)
@@ -121,7 +123,7 @@ def test_stop_during_an_outage_ends_the_run_without_an_error(monkeypatch: pytest
     assert Scripted([LOST]).sync(bounds).transactions == 1
 
 
-def test_waiting_command_ends_a_run_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queued_dagster_run_ends_a_sync_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "FIRST_PAUSE", 600.0)
     bounds = Bounds(follow=True)
     threading.Timer(0.1, bounds.give_way.set).start()

@@ -109,7 +109,7 @@ def test_failed_sync_is_reported_until_a_sync_succeeds(settings: Settings) -> No
     last = json.loads(json.dumps(found.to_json()))["last"]["sync"]
     assert (last["succeeded_at"], last["under_way"], last["failed"]["command"]) == (None, None, "follow")
     assert "hunter2" not in path_of(settings.layout.outcomes).read_text()
-    # The success of a different kind of operation does not end the report.
+    # The sync's failure is still reported after an operation of another kind, here maintenance, has succeeded.
     engine(settings).maintain(Allowance())
     assert len(told(settings, "sync")[1]) == 1
     with operation(settings):
@@ -119,7 +119,7 @@ def test_failed_sync_is_reported_until_a_sync_succeeds(settings: Settings) -> No
     assert found.to_json()["last"]["sync"]["succeeded_at"] is not None
 
 
-def test_sync_in_follow_mode_can_succeed_before_it_ends(settings: Settings) -> None:
+def test_sync_in_follow_mode_can_report_success_before_it_ends(settings: Settings) -> None:
     with pytest.raises(SourceUnavailable):
         engine(settings).sync(Bounds())
     with operation(settings, OperationKind.SYNC, "follow") as done:
@@ -130,7 +130,9 @@ def test_sync_in_follow_mode_can_succeed_before_it_ends(settings: Settings) -> N
         assert told(settings, "sync")[1] == []
 
 
-def test_operation_that_lasts_records_its_newest_success(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_success_of_a_long_operation_is_recorded_at_most_once_a_minute(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin = datetime(2026, 11, 27, 12, tzinfo=UTC)
     with operation(settings, OperationKind.SYNC, "follow") as done:
         for seconds, recorded_at in ((0, 0), (30, 0), (60, 60), (3600, 3600)):
@@ -155,7 +157,7 @@ def test_killed_operation_is_reported_even_after_another_kind_of_operation(setti
     assert len(told(settings, "sync")[1]) == 1
 
 
-def test_held_lock_usage_error_and_stop_are_not_failures(settings: Settings) -> None:
+def test_a_held_lock_a_usage_error_and_a_stop_are_not_recorded_as_failures(settings: Settings) -> None:
     with lake_lock(settings.layout, "follow"), pytest.raises(LockHeld):
         engine(settings).sync(Bounds())
     with pytest.raises(PgcdcError):
@@ -266,7 +268,7 @@ def test_unwritable_lake_is_a_machine_error(tmp_path: Path) -> None:
         pass
 
 
-def test_verify_request_is_read_before_and_after_its_lsn_is_known(layout: Layout) -> None:
+def test_verify_request_can_be_placed_before_its_lsn_is_known(layout: Layout) -> None:
     assert verify_request(layout) is None
     with place_verify_request(layout) as request:
         assert verify_request(layout) == VerifyRequest(None)
@@ -304,13 +306,13 @@ def _locked_by_a_stranger(place: Location, kind: int = fcntl.LOCK_EX) -> Iterato
 
 
 @pytest.mark.parametrize("text", ["", "a b c\n", "host.space.1.2 3.0 nowhere\n", "{}\n", "host.space.1.2 3.0 0/10"])
-def test_unreadable_verify_request_has_no_lsn(layout: Layout, text: str) -> None:
+def test_verify_request_with_unreadable_text_counts_as_a_request_without_an_lsn(layout: Layout, text: str) -> None:
     with _locked_by_a_stranger(layout.hold):
         path_of(layout.hold).write_text(text)
         assert verify_request(layout) == VerifyRequest(None)
 
 
-def test_lock_of_another_program_delays_turns_for_a_limited_time_and_is_reported(
+def test_lock_taken_by_a_backup_program_delays_turns_only_for_a_time_and_is_reported(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests_module, "UNNAMED_SECONDS", 0.2)
@@ -333,7 +335,7 @@ def test_lock_of_another_program_delays_turns_for_a_limited_time_and_is_reported
         assert nameless(layout) == []
 
 
-def test_lock_files_can_be_locked_only_by_their_owner(layout: Layout) -> None:
+def test_lock_files_can_be_opened_only_by_the_operating_system_user_that_owns_them(layout: Layout) -> None:
     with lake_lock(layout, "sync"):
         path_of(layout.lock).chmod(0o644)
     with lake_lock(layout, "sync"), place_verify_request(layout):
@@ -342,7 +344,8 @@ def test_lock_files_can_be_locked_only_by_their_owner(layout: Layout) -> None:
 
 
 class Waiting:
-    """A command that waits in a thread until the lake is free or ``stop`` is set. ``told`` gets its messages."""
+    """A command that waits in a thread for the lake's lock, until ``stop`` is set. ``told``: the lines that it
+    reports."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.stop, self.told = layout, threading.Event(), list[str]()
@@ -367,7 +370,7 @@ class Waiting:
             assert waiting(self.layout) is None
 
 
-def test_waiting_command_gets_the_lake_when_the_sync_releases_it(layout: Layout) -> None:
+def test_waiting_command_gets_the_lakes_lock_when_the_sync_releases_it(layout: Layout) -> None:
     command, me, follow = Waiting(layout), f"(pid {os.getpid()})", ExitStack()
     follow.enter_context(lake_lock(layout, "follow", gives_way=True))
     with command.waits(), follow:
@@ -378,7 +381,7 @@ def test_waiting_command_gets_the_lake_when_the_sync_releases_it(layout: Layout)
     assert [line.split(",")[0] for line in command.told] == [f"waits for `pgcdc follow` {me}", "has it"]
 
 
-def test_stopped_command_no_longer_waits(layout: Layout) -> None:
+def test_stopped_command_no_longer_waits_for_the_lakes_lock(layout: Layout) -> None:
     command = Waiting(layout)
     with lake_lock(layout, "follow", gives_way=True), command.waits():
         command.stop.set()
@@ -386,7 +389,7 @@ def test_stopped_command_no_longer_waits(layout: Layout) -> None:
     assert "is writing to this lake" in command.told[-1]
 
 
-def test_killed_command_no_longer_waits(layout: Layout) -> None:
+def test_killed_command_no_longer_waits_for_the_lakes_lock(layout: Layout) -> None:
     with lake_lock(layout, "follow", gives_way=True), subprocess.Popen(
         [sys.executable, "-c", WAIT_FOR_IT, str(layout.root)]
     ) as process:  # fmt: skip
@@ -396,13 +399,13 @@ def test_killed_command_no_longer_waits(layout: Layout) -> None:
         assert waiting(layout) is None
 
 
-def test_command_does_not_wait_for_a_holder_that_does_not_release_the_lake(layout: Layout) -> None:
+def test_command_waits_for_a_sync_in_follow_mode_but_not_for_another_command(layout: Layout) -> None:
     refused = pytest.raises(LockHeld, match="`pgcdc maintain`")
     with lake_lock(layout, "maintain"), refused, lake_in_turn(layout, "repair", print, threading.Event()):
         pass
 
 
-def test_sync_continues_when_no_command_waits_for_the_lake_or_holds_it(layout: Layout) -> None:
+def test_sync_continues_when_no_command_waits_for_the_lakes_lock_or_holds_it(layout: Layout) -> None:
     stop = threading.Event()
     assert free_again(layout, stop)
     with lake_lock(layout, "maintain"):

@@ -1,5 +1,5 @@
-"""Changes that are not in the stream, because of the kind of a relation or of the publication's options. Every command
-leaves out partitions that logical decoding does not cover, and names them."""
+"""Changes that are not in the stream: changes of partitions that logical decoding does not cover (every command leaves
+these partitions out and names them), and a TRUNCATE that is not published."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_unpublished_truncate_causes_a_copy(rig: Rig) -> None:
     ]
 
 
-def test_advice_for_a_table_that_lost_all_partitions_works(rig: Rig) -> None:
+def test_pgcdc_setup_helps_a_table_that_lost_all_partitions_as_status_advises(rig: Rig) -> None:
     assert rig.settings.source is not None
     rig.commit(
         "CREATE TABLE p (id int, v text) PARTITION BY LIST (id)", "ALTER TABLE p REPLICA IDENTITY FULL",

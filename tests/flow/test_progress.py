@@ -29,7 +29,7 @@ from tests.flow.mirrors import OWNER, copied_at_10_applied_to_20, copied_mirror,
 from tests.structure.marked import parsed
 
 RECORDED = Lsn(30)
-"""The LSN up to which the change log is recorded."""
+"""The end of the change log."""
 
 
 def _table(oid: int, name: str) -> Table:
@@ -82,7 +82,7 @@ def test_point_lists_only_tables_that_have_reached_it(progress: TablesProgress) 
     assert _listed(progress) == {"a", "b"}
     newest = progress.points.newest()
     assert newest is not None
-    # Positions according to the mirrors themselves: B's version 1 is its copy, and B had no later change.
+    # ``positions`` has the LSN in each mirror's Delta log. The listed version 1 of B is its copy at LSN 10.
     assert newest.positions == {A.name: 20, B.name: 10}
     assert progress[C.name].state is TableState.COPYING
 
@@ -102,7 +102,7 @@ def test_table_that_is_set_aside_is_no_longer_listed(progress: TablesProgress) -
     assert _listed(progress) == {"a"}
 
 
-def test_table_is_not_listed_below_the_catalog_check_of_its_structure(progress: TablesProgress) -> None:
+def test_table_is_not_listed_below_the_lsn_of_its_new_structure(progress: TablesProgress) -> None:
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
@@ -122,9 +122,8 @@ def test_table_is_not_listed_below_the_catalog_check_of_its_structure(progress: 
     assert _listed(progress) == {"a", "b", "c"}
 
 
-def test_point_below_a_structure_change_is_not_changed(progress: TablesProgress) -> None:
-    """A second point at the same LSN lists the table in the same version, although the table's structure is about to
-    change."""
+def test_second_point_at_the_same_lsn_lists_the_same_versions(progress: TablesProgress) -> None:
+    """This holds although the structure of a table is about to change."""
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
@@ -156,7 +155,9 @@ def test_structure_in_the_mirror_is_used_after_the_sync_died(tmp_path: Path) -> 
     assert stored.table == follows
 
 
-def test_healed_table_continues_from_the_log(progress: TablesProgress, tmp_path: Path) -> None:
+def test_pgcdc_heal_lets_a_table_that_was_set_aside_continue_from_the_log(
+    progress: TablesProgress, tmp_path: Path
+) -> None:
     progress.copying([A, B], Lsn(10))
     for table in (A, B):
         progress.copied(table, Lsn(10), 2)
@@ -177,7 +178,7 @@ def test_healed_table_continues_from_the_log(progress: TablesProgress, tmp_path:
     assert progress[B.name].state is TableState.SET_ASIDE
 
 
-def test_late_copy_does_not_lower_the_newest_point(progress: TablesProgress) -> None:
+def test_copy_that_ends_below_the_newest_point_publishes_no_lower_point(progress: TablesProgress) -> None:
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B):
         progress.copied(table, Lsn(10), 1)
@@ -192,7 +193,7 @@ def test_late_copy_does_not_lower_the_newest_point(progress: TablesProgress) -> 
     assert _listed(progress) == {"a", "b", "c"}
 
 
-def test_table_renamed_back_is_listed_from_the_lsn_where_its_name_was_seen(tmp_path: Path) -> None:
+def test_table_renamed_back_is_listed_from_the_lsn_where_the_catalog_showed_its_name(tmp_path: Path) -> None:
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     assert first.gone({A.name}) == [B.name]
@@ -215,7 +216,7 @@ def test_table_renamed_back_is_listed_from_the_lsn_where_its_name_was_seen(tmp_p
             assert _listed(progress) == {"a", "b"}
 
 
-def test_renamed_table_is_listed_from_the_lsn_where_its_name_was_seen(tmp_path: Path) -> None:
+def test_renamed_table_is_listed_from_the_lsn_where_the_catalog_showed_its_name(tmp_path: Path) -> None:
     """The sync that recorded the new name may have been killed before it published a point."""
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
@@ -234,7 +235,7 @@ def test_renamed_table_is_listed_from_the_lsn_where_its_name_was_seen(tmp_path: 
         second.listed_from(Lsn(23))
 
 
-def test_point_at_an_old_lsn_keeps_tables_that_wait_for_their_rename(tmp_path: Path) -> None:
+def test_second_point_at_an_lsn_still_lists_a_table_whose_mirror_waits_for_its_rename(tmp_path: Path) -> None:
     layout = Layout.of(tmp_path)
     before = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20)).points.newest()
     assert before is not None
@@ -249,8 +250,8 @@ def test_point_at_an_old_lsn_keeps_tables_that_wait_for_their_rename(tmp_path: P
     assert newest.tables == {**before.tables, C.name: 1}
 
 
-def test_renamed_table_stays_set_aside(tmp_path: Path) -> None:
-    """This holds even if another table takes the former name. A requested copy ends the state completely."""
+def test_table_that_is_set_aside_stays_set_aside_after_a_rename(tmp_path: Path) -> None:
+    """This holds even if another table gets the former name. A copy that the operator requests ends the state."""
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
     first.put_aside(B.name, Lsn(20), "waits for a word")
@@ -274,7 +275,7 @@ def test_renamed_table_stays_set_aside(tmp_path: Path) -> None:
 
 
 def test_mirror_with_rows_of_another_table_is_not_used(tmp_path: Path) -> None:
-    """The mirror has the rows of another table, although the table's stored state does not say so."""
+    """The folder of A's mirror has the rows of table B, although the stored states do not say so."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     delta_target(layout, OWNER).rename(B.name, replace(B, name=A.name), first[B.name].version, Lsn(20))
@@ -283,9 +284,9 @@ def test_mirror_with_rows_of_another_table_is_not_used(tmp_path: Path) -> None:
     assert [entry.table for entry in second.followed()] == [B]
 
 
-def test_copy_that_no_point_listed_is_listed_at_its_position(tmp_path: Path) -> None:
-    """The table was always in the catalog. A later bounded sync may not reach a higher LSN at which it could list the
-    table."""
+def test_table_that_no_point_lists_yet_is_listed_at_the_lsn_it_has_reached(tmp_path: Path) -> None:
+    """The table was always in the catalog under its name, so it need not wait for a higher LSN. A later bounded sync
+    may not reach a higher LSN."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     for table in (A, B):
         copied_at_10_applied_to_20(layout, table)
@@ -319,8 +320,8 @@ def test_table_renamed_back_is_not_listed_at_the_newest_point(tmp_path: Path) ->
 
 
 def test_unreadable_mirror_delays_no_other_table(tmp_path: Path) -> None:
-    """The commit file of a version that a point lists is damaged, which no power cut can do. The reason names the file,
-    and the other tables continue."""
+    """A commit file of a version that a point lists is damaged. It was synced to disk before, so no power cut explains
+    this, and pgcdc does not remove the version. The reason names the file."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(20))
     torn = layout.mirror(A.name) / "_delta_log" / f"{2:020}.json"
@@ -396,8 +397,8 @@ def test_no_point_is_above_the_log(progress: TablesProgress) -> None:
 
 
 def test_table_with_new_columns_is_not_listed_before_its_mirror_has_them(progress: TablesProgress) -> None:
-    """Row messages may contain the columns even before the mirror has reached the LSN at which the columns were first
-    seen."""
+    """Row messages may contain the columns even before the mirror has reached the LSN at which the catalog first
+    showed them."""
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
@@ -419,7 +420,8 @@ def test_table_with_new_columns_is_not_listed_before_its_mirror_has_them(progres
 
 
 class Reached:
-    """Contains no table. The first lookup starts another thread, and waits up to 0.5 s until it has finished."""
+    """An empty set of tables. A lookup in it runs ``done`` in a thread, and waits at most 0.5 s for the thread's
+    end."""
 
     def __init__(self, done: Callable[[], None]) -> None:
         self.thread = Thread(target=done)
@@ -438,8 +440,8 @@ def test_catalog_check_keeps_the_state_of_a_copy_that_starts_during_the_check(pr
     assert progress[B.name].state is TableState.COPYING
 
 
-def test_a_table_is_unchanged_since_the_position_that_its_mirror_records(tmp_path: Path) -> None:
-    """Also in a later run. The published point is higher, because other tables have changed."""
+def test_a_table_is_unchanged_since_the_lsn_in_its_mirrors_delta_log(tmp_path: Path) -> None:
+    """This holds in a later run, too. The newest point is at a higher LSN, because other tables have changed."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(30))
     progress = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))

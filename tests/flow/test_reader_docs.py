@@ -39,12 +39,12 @@ def orders(rig: Rig) -> Rig:
 
 
 @pytest.mark.parametrize("page", ["guides/differences.md", "reference/change_feed.md"])
-def test_a_page_is_short(page: str) -> None:
+def test_a_page_with_snippets_stays_below_the_word_limit(page: str) -> None:
     assert len((DOCS / page).read_text().split()) < WORDS
 
 
 @pytest.mark.long
-def test_wait_diff_history_and_undo(orders: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snippets_of_wait_diff_history_and_undo_work(orders: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert orders.settings.source is not None
     monkeypatch.setenv("PGCDC_SOURCE", orders.settings.source)
     wait, diff, history, undo = snippets("guides/differences.md")
@@ -66,11 +66,13 @@ def test_wait_diff_history_and_undo(orders: Rig, monkeypatch: pytest.MonkeyPatch
 
 
 class Died(Exception):
-    """The consumer dies."""
+    """Raised inside the consumer, as if its process died there."""
 
 
 @pytest.mark.long
-def test_a_consumer_takes_each_change_once(orders: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_consumer_applies_each_change_once_even_if_it_dies(
+    orders: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (snippet,) = snippets("reference/change_feed.md")
     found: dict[str, Any] = {}
     exec(snippet, found)
@@ -162,7 +164,7 @@ def changed(rig: Rig) -> tuple[Rig, Lake, list[Any]]:
 
 
 def test_undo_takes_the_source_back_to_a_point(changed: tuple[Rig, Lake, list[Any]]) -> None:
-    """The session of the source has other settings than those of the mirrors. A second undo is refused."""
+    """The SQL works in a session with unusual settings, such as an empty search_path. Running it twice is refused."""
     rig, lake, before = changed
     first = lake._points.oldest()
     statements = [lake.undo(table, first) for table in (TABLE, "public.bag")]

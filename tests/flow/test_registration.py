@@ -1,4 +1,4 @@
-"""A sync registers its mirrors in a catalog. A catalog that is down does not stop it."""
+"""A sync registers its mirrors in a catalog of query engines, here Unity Catalog."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def _warnings(rig: Rig) -> list[str]:
     return [f"{one.thing} {one.what}" for one in status(rig.settings).problems if "not up to date" in one.what]
 
 
-def test_sync_registers_tables_and_only_changes_of_structure_ask_again(rig: Rig, unity: Served) -> None:
-    """A new column, a dropped table and a deleted mirror each change the catalog. Changed rows send no request."""
+def test_sync_registers_mirrors_and_later_sends_requests_only_for_structure_changes(rig: Rig, unity: Served) -> None:
+    """A new column changes the table's entry. The entry of a dropped table is removed when `forget` deletes its
+    mirror."""
     _register(rig, unity.url).started()
     assert _columns(unity, "shop.public.t") == ["id", "v", "big"]
     found = unity.table("shop.public.u")

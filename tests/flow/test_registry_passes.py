@@ -1,4 +1,4 @@
-"""When mirrors are registered, decided without a source: a fake run, and a catalog that records its calls."""
+"""When a sync registers mirrors in a catalog of query engines. The run and the catalog are fakes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INT = PgType(23, "int4", -1)
 
 @dataclass
 class Catalog:
-    """A catalog of query engines that records its calls. ``refused``: tables that it refuses."""
+    """A fake catalog of query engines that records the calls it gets. ``refused``: the tables that it refuses."""
 
     calls: list[str] = field(default_factory=list)
     refused: set[TableName] = field(default_factory=set)
@@ -107,7 +107,7 @@ def _run(run: Run) -> None:
         pass
 
 
-def test_run_without_changes_asks_the_catalog_nothing(run: Run, catalog: Catalog) -> None:
+def test_run_without_changes_sends_no_request_to_the_catalog(run: Run, catalog: Catalog) -> None:
     _run(run)
     assert catalog.calls == ["put public.t", "put public.u"]
     assert run.record.tables.keys() == {T, U}
@@ -129,7 +129,7 @@ def test_table_with_a_new_comment_is_registered_again(run: Run, catalog: Catalog
     assert catalog.calls[2:] == ["put public.u"]
 
 
-def test_entry_stays_until_its_mirror_is_deleted(run: Run, catalog: Catalog) -> None:
+def test_catalog_entry_stays_until_its_mirror_is_deleted(run: Run, catalog: Catalog) -> None:
     _run(run)
     del run.tables[U]
     _run(run)
@@ -140,7 +140,7 @@ def test_entry_stays_until_its_mirror_is_deleted(run: Run, catalog: Catalog) -> 
     assert run.record.tables.keys() == {T}
 
 
-def test_refused_table_does_not_hold_up_the_others(run: Run, catalog: Catalog) -> None:
+def test_table_that_the_catalog_refuses_does_not_delay_other_tables(run: Run, catalog: Catalog) -> None:
     catalog.refused = {T}
     _run(run)
     assert run.record.tables.keys() == {U}
@@ -155,7 +155,7 @@ def test_refused_table_does_not_hold_up_the_others(run: Run, catalog: Catalog) -
     assert catalog.calls[2:] == ["put public.t"]
 
 
-def test_catalog_that_is_down_is_asked_once_in_a_minute(
+def test_catalog_that_is_down_gets_at_most_one_request_a_minute(
     run: Run, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog.down = True
@@ -182,7 +182,7 @@ def test_point_does_not_wait_for_a_catalog_that_hangs(run: Run, catalog: Catalog
     wait_for(lambda: catalog.calls, what="the first request")
     points.after_point()
     assert catalog.calls == ["put public.t"]
-    # A run that fails does not wait either. Its thread begins no further request.
+    # A run that ends with an error does not wait for the catalog either. Its thread sends no further request.
     points.close(waits=False)
     catalog.answers.set()
     wait_for(lambda: not any(one.name == "register" for one in threading.enumerate()), what="the thread's end")
@@ -190,14 +190,14 @@ def test_point_does_not_wait_for_a_catalog_that_hangs(run: Run, catalog: Catalog
     assert not run.record.tables
 
 
-def test_another_catalog_gets_all_tables(run: Run, catalog: Catalog) -> None:
+def test_all_tables_are_registered_again_if_the_setting_names_another_catalog(run: Run, catalog: Catalog) -> None:
     _run(run)
     run.settings = run.settings.model_copy(update={"registry": {"glue": "eu-north-1"}})
     _run(run)
     assert len(catalog.calls) == 4
 
 
-def test_damaged_record_is_written_again(run: Run, catalog: Catalog) -> None:
+def test_all_tables_are_registered_again_if_registered_json_is_damaged(run: Run, catalog: Catalog) -> None:
     _run(run)
     (Path(run.settings.layout.root.text) / "_pgcdc" / "registered.json").write_text("{")
     _run(run)
@@ -205,7 +205,9 @@ def test_damaged_record_is_written_again(run: Run, catalog: Catalog) -> None:
     assert run.record.tables.keys() == {T, U}
 
 
-def test_unexpected_failure_does_not_end_the_run(run: Run, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_of_the_catalog_does_not_end_the_run(
+    run: Run, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a secret")
 
@@ -214,7 +216,7 @@ def test_unexpected_failure_does_not_end_the_run(run: Run, catalog: Catalog, mon
     assert run.record.failed == {"": "unexpected RuntimeError"}
 
 
-def test_without_the_setting_nothing_is_written(run: Run, catalog: Catalog) -> None:
+def test_without_the_setting_registry_no_request_is_sent_and_no_file_is_written(run: Run, catalog: Catalog) -> None:
     run.settings = run.settings.model_copy(update={"registry": None})
     _run(run)
     assert not catalog.calls

@@ -45,7 +45,7 @@ def test_table_without_row_changes_gets_its_new_columns_in_follow_mode(rig: Rig)
 
 
 @pytest.mark.long
-def test_healed_table_catches_up_from_the_log(rig: Rig) -> None:
+def test_table_catches_up_from_the_log_after_pgcdc_heal(rig: Rig) -> None:
     aside = Rig(rig.settings.model_copy(update={"schema_changes": "set_aside"}), rig.conn, rig.session, rig.observer)
     rig.commit(
         "UPDATE t SET v = 'before' WHERE id = 1", "ALTER TABLE t ADD w int DEFAULT 5", "DELETE FROM t WHERE id = 2"

@@ -83,8 +83,11 @@ def test_stream_abort_messages_are_skipped(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("copy_again", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_consumer_of_changes_meets_no_gap_where_the_table_did_not_change(rig: Rig, copy_again: bool) -> None:
-    """Other tables change first. Points then move on, and the table's mirror and feed get no commit."""
+def test_changes_can_be_read_since_a_point_that_is_newer_than_the_tables_last_change(
+    rig: Rig, copy_again: bool
+) -> None:
+    """Points advance because another table changes, and the mirror and the feed of this table get no commit. This must
+    not look like a gap in the table's changes."""
     rig.started()
     if copy_again:
         rig.conn.execute("DELETE FROM t WHERE id = 50")
@@ -102,8 +105,10 @@ def test_a_consumer_of_changes_meets_no_gap_where_the_table_did_not_change(rig: 
         done = point.lsn
 
 
-def test_ranges_of_several_syncs_are_contiguous_and_complete(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a range closes, the small files of the changed feeds are merged into one."""
+def test_lsn_ranges_of_several_syncs_have_no_gaps_and_count_every_row(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When an LSN range ends, the small files of each changed feed are merged into one."""
     monkeypatch.setattr(table, "FEWEST_MERGED", 2)
     rig.setup()
     rig.sync()
@@ -151,7 +156,7 @@ def test_follow_mode_stops_at_a_commit_boundary_and_a_second_writer_is_refused(r
 
 @pytest.mark.long
 def test_stop_ends_a_copy_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds even if the copy has not started a Spark job yet that could be cancelled."""
+    """The stop arrives before the copy has started a Spark job, so there is no job that could be cancelled."""
     rig.setup()
     stop = threading.Event()
     real = export.exported_snapshot
@@ -198,7 +203,8 @@ def test_run_ends_when_every_table_is_set_aside(rig: Rig) -> None:
 def test_copy_that_is_outdated_when_it_is_complete_is_repeated_by_the_next_sync(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table was not published for a moment, so its changes were not streamed. Its stored state has this reason.
+    """After the copy, the publication lacks the table for a moment, so the stream may lack changes of it. The table's
+    stored state gives this reason.
 
     The test prevents a second round of copies in the first sync. Otherwise this sync would repeat the copy itself,
     because it has not reached its goal yet.
@@ -317,7 +323,7 @@ def test_maintenance_works_during_a_sync_in_follow_mode(rig: Rig, monkeypatch: p
 
 
 @pytest.mark.long
-def test_verify_precedes_a_waiting_command_and_only_one_command_may_wait(rig: Rig) -> None:
+def test_verify_gets_its_point_before_a_waiting_command_and_only_one_command_may_wait(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     layout, reports, stop = rig.settings.layout, list[SyncReport](), threading.Event()
@@ -348,8 +354,8 @@ def test_verify_precedes_a_waiting_command_and_only_one_command_may_wait(rig: Ri
 
 
 def _write(rig: Rig, number: int) -> Lsn:
-    """Inserts a row. Returns an LSN above its commit. Records of the server itself may lie between, so tests wait for
-    the row, not for this LSN."""
+    """Inserts a row. Returns the flush LSN after its commit. Tests wait for the row, not for this LSN, because the
+    server may have written other WAL after the commit."""
     rig.conn.execute("INSERT INTO t VALUES (%s, 'new')", (number,))
     return rig.flush()
 
@@ -362,7 +368,7 @@ def _ids(rig: Rig) -> set[int]:
     return {int(row[0]) for row in mirror_rows(rig.lake, "public/t", ["id"])}
 
 
-def test_request_is_valid_until_it_is_withdrawn(rig: Rig) -> None:
+def test_operators_request_is_valid_until_the_operator_withdraws_it(rig: Rig) -> None:
     layout = rig.settings.layout
     assert operator_requests(layout) == OperatorRequests()
     follow_until(layout, Lsn(0x10))
@@ -385,8 +391,8 @@ def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
     point = newest(rig)
     with following(rig):
         pause_apply(layout, paused=True)
-        # The sync reads the request after it has received new changes, and before it applies them. ``before`` is above
-        # everything that the sync may record before the change.
+        # The sync reads the request each time before it applies changes. The log gets above ``before`` only when it has
+        # received the change below.
         before = rig.flush()
         _write(rig, 1001)
         wait_for(lambda: _logged(rig) > before, what="the change in the log")
@@ -425,11 +431,11 @@ def test_follow_mode_ends_at_the_requested_lsn(rig: Rig, early: bool) -> None:
         run.start()
         wait_for(rig.streaming, what="the stream")
         first = _write(rig, 1000)
-        # A request that is withdrawn before it is reached ends nothing.
+        # The operator withdraws this request before the sync reaches its LSN, so the sync continues.
         follow_until(layout, Lsn(first + (1 << 40)))
         wait_for(lambda: 1000 in _ids(rig), what="the first change")
         follow_until(layout, None)
-        # The end is far ahead, because records of the server itself advance the log.
+        # This LSN is 1 MiB ahead, so that WAL that the server writes by itself does not reach it.
         end = Lsn(rig.flush() + (1 << 20))
         follow_until(layout, end)
         _write(rig, 1001)
@@ -488,7 +494,7 @@ def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:
         assert start <= Lsn.parse(found["oldest"]["lsn"]) <= rig.flush()
         age = found["oldest"]["age_seconds"]
         wait_for(lambda: (later := _open(rig)) is not None and later["oldest"]["age_seconds"] > age, what="its age")
-        # While it is open, other transactions commit, and points with them are published.
+        # While the large transaction is open, another transaction commits, and a point with its row is published.
         between = rig.commit("INSERT INTO u VALUES (1000, 1, NULL)")
         wait_for(lambda: newest(rig).replay_lsn >= between, what="the transaction between")
         assert _open(rig) is not None
@@ -510,7 +516,7 @@ def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:
         wait_for(lambda: _open(rig) is not None, what="the last one")
 
 
-# A sync in follow mode deletes old points and versions ----------------------------------------------
+# A sync deletes old points and old versions of mirrors ----------------------------------------------
 
 
 def commits(rig: Rig, table: str) -> int:
@@ -518,7 +524,9 @@ def commits(rig: Rig, table: str) -> int:
 
 
 @pytest.mark.long
-def test_files_do_not_grow_with_the_number_of_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_points_and_commits_does_not_grow_with_the_number_of_turns(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(retention, "LADDER", ((timedelta(0), timedelta(days=40_000)),))
     monkeypatch.setattr(maintenance, "THIN_AFTER_VERSIONS", 3)
@@ -545,7 +553,7 @@ def test_files_do_not_grow_with_the_number_of_turns(rig: Rig, monkeypatch: pytes
     rig.assert_equal()
 
 
-# The JSON documents of real runs are as their schemas say -------------------------------------------
+# The JSON documents of real commands match their schemas --------------------------------------------
 
 
 def _by_table(document: Any, field: str) -> dict[str, Any]:
@@ -557,7 +565,7 @@ def _status(rig: Rig) -> Any:
 
 
 @pytest.mark.long
-def test_the_documents_of_a_project_from_copy_to_maintenance(rig: Rig) -> None:
+def test_json_documents_from_the_first_copy_to_maintenance_match_their_schemas(rig: Rig) -> None:
     rig.setup()
     first = checked("sync", sync_json(rig.sync()))
     assert {copied["name"]: copied["rows"] for copied in first["copied"]} == {"public.t": 50, "public.u": 50}
@@ -566,7 +574,7 @@ def test_the_documents_of_a_project_from_copy_to_maintenance(rig: Rig) -> None:
     rig.conn.execute("INSERT INTO t VALUES (51, 'new')")
     rig.sync()
     behind = _status(rig)
-    # Only t lacks a transaction. Both are behind the same bytes of WAL.
+    # Only t has a lag in seconds, because u lacks no transaction. Both tables have a lag in bytes of WAL.
     lag = _by_table(behind, "lag_seconds")
     assert lag["public.t"] > 0
     assert behind["lag_seconds"] == lag["public.t"]

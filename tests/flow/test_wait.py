@@ -28,7 +28,7 @@ def test_own_writes_are_read_on_an_idle_source(rig: Rig) -> None:
             point = lake.wait(insert_position(rig), SECONDS)
             assert 100 + number in point.arrow(T)["id"].to_pylist()
             assert 100 + number in point.arrow(U)["a"].to_pylist()
-        # A transaction that changes no mirror leaves the source's position above all points.
+        # After a transaction that changes no mirror, no point reaches the source's LSN. `wait` returns all the same.
         rig.conn.execute("INSERT INTO excluded VALUES (repeat('x', 1000))")
         lsn = insert_position(rig)
         assert lake.wait(lsn, SECONDS).lsn < Lsn.parse(lsn)
@@ -39,7 +39,7 @@ def test_own_writes_are_read_on_an_idle_source(rig: Rig) -> None:
         lake.wait(insert_position(rig), SECONDS)
         rig.conn.execute("DELETE FROM t WHERE id = 100")
         assert 100 not in lake.wait(insert_position(rig), SECONDS).arrow(T)["id"].to_pylist()
-    # A bounded run notes the position at which it began.
+    # After a bounded sync, `wait` returns at once for an LSN that the source had reached when the sync began.
     flushed = rig.flush()
     rig.sync()
     assert lake.wait(flushed, timeout=0).tables == [T, U]

@@ -148,7 +148,7 @@ class Pipeline:
         return sorted(rows, key=repr)
 
     def mirrored(self, name: str, columns: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-        """The mirror's rows, sorted, with every value as text. Another engine than the writer reads them."""
+        """The mirror's rows, sorted, with every value as text. They are read by delta-rs, which did not write them."""
         data = self.content(name)
         wanted = list(columns) or [column.name for column in self.tables[name].columns]
         texts = [data[column].cast(pa.string()).to_pylist() for column in wanted]

@@ -47,13 +47,13 @@ CASES = {
          "ALTER TABLE toasted ALTER v SET STORAGE EXTERNAL"),
         f"INSERT INTO toasted SELECT g, 0, g || {BIG.format('x')} FROM generate_series(1, 6) g",
         (
-            ("UPDATE toasted SET n = 1 WHERE id = 1",),  # kept from the target row
+            ("UPDATE toasted SET n = 1 WHERE id = 1",),  # v is not sent: it comes from the mirror's row
             (f"UPDATE toasted SET v = {BIG.format('X')} WHERE id = 2",),
-            ("UPDATE toasted SET n = 2 WHERE id = 2",),  # filled from another event of the same turn
-            ("UPDATE toasted SET id = 30 WHERE id = 3",),  # looked up in the target by the old key
+            ("UPDATE toasted SET n = 2 WHERE id = 2",),  # v is not sent: it comes from the UPDATE before
+            ("UPDATE toasted SET id = 30 WHERE id = 3",),  # v is not sent: the mirror has it under the old key
             (f"UPDATE toasted SET v = {BIG.format('Y')} WHERE id = 5",),
             ("DELETE FROM toasted WHERE id = 5",),
-            ("UPDATE toasted SET id = 5 WHERE id = 4",),  # must not get the value Y of the row that was deleted
+            ("UPDATE toasted SET id = 5 WHERE id = 4",),  # must not get Y, the value of the deleted row 5
             (f"INSERT INTO toasted VALUES (60, 0, {BIG.format('Z')})",),
             ("UPDATE toasted SET n = 3 WHERE id = 60",),
         ),
@@ -155,7 +155,7 @@ def test_values_of_many_megabytes_are_applied(pipe: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_a_mirror_that_differs_is_set_aside_unchanged(pipe: Pipeline) -> None:
+def test_a_table_whose_mirror_lacks_a_row_is_set_aside_and_the_mirror_is_unchanged(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", "INSERT INTO u VALUES (1, 'a'), (2, 'b')")
@@ -171,7 +171,7 @@ def test_a_mirror_that_differs_is_set_aside_unchanged(pipe: Pipeline) -> None:
     pipe.same("u")
 
 
-def test_an_apply_can_be_repeated_and_resumed(pipe: Pipeline) -> None:
+def test_applying_a_turn_can_be_repeated_and_resumed_after_a_crash(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
@@ -204,7 +204,7 @@ def spoiled(pipe: Pipeline, *statements: str) -> None:
 
 
 @pytest.mark.long
-def test_a_repair_is_refused_if_the_log_lacks_a_value(pipe: Pipeline) -> None:
+def test_a_repair_is_refused_if_the_log_lacks_a_value_of_the_lost_row(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, n int, v text)", "ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
     pipe.follow("t")
     pipe.run("INSERT INTO t SELECT 1, 1, string_agg(md5(i::text), '') FROM generate_series(1, 400) i")

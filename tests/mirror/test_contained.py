@@ -127,9 +127,9 @@ def test_broken_mirrors_do_not_prevent_the_turn_of_other_mirrors(pipe: Pipeline)
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_column_of_another_writer_is_left_null(pipe: Pipeline) -> None:
+def test_a_column_that_another_writer_added_is_null_in_rows_that_pgcdc_writes(pipe: Pipeline) -> None:
     """The feed's files lack the column that another writer added. So no file of the feed can become a file of the
-    mirror, also a file that contains inserts alone."""
+    mirror, not even a file with only inserts."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
@@ -151,7 +151,7 @@ def test_a_column_of_another_writer_is_left_null(pipe: Pipeline) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("times", [1, ATTEMPTS])
 def test_a_lost_commit_race_sets_no_table_aside(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """During a turn, another writer commits to the mirror: once, or at each attempt."""
+    """During a turn, another writer commits to the mirror just before pgcdc does: once, or before each attempt."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
     left = [times]

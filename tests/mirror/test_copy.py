@@ -153,7 +153,7 @@ def test_copies_of_empty_tables_also_have_the_position_of_the_snapshot(copying: 
 
 
 @pytest.mark.long
-def test_another_copy_starts_a_new_generation(copying: Copying) -> None:
+def test_a_new_copy_replaces_the_rows_and_the_position_of_the_old_copy(copying: Copying) -> None:
     copying.run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'a'), (2, 'b'); "
                 "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
     name = TableName("public", "t")
@@ -217,8 +217,8 @@ def test_a_failed_copy_of_one_table_does_not_stop_other_tables(copying: Copying)
     assert not copying.mirror(bad).exists
 
 
-def test_small_tables_do_not_wait_for_all_other_tables(copying: Copying) -> None:
-    """One table is locked until the first tables are copied. The copy of the locked table fails after some seconds."""
+def test_a_locked_table_does_not_delay_the_copies_of_other_small_tables(copying: Copying) -> None:
+    """One table is locked until several other tables are copied. If they waited for it, its lock would stay."""
     names = [TableName("public", f"small{number:02}") for number in range(2 * TABLES_PER_JOB)]
     for name in names:
         copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")
@@ -241,7 +241,7 @@ def test_small_tables_do_not_wait_for_all_other_tables(copying: Copying) -> None
 
 
 def test_no_part_of_a_copy_runs_after_its_failure(copying: Copying) -> None:
-    """If a part still ran, it could create a mirror that the next copy also creates."""
+    """If a part of the failed copy still ran, it could create a mirror at the same time as the next copy."""
     names = [TableName("public", f"s{number}") for number in range(2 * TABLES_PER_JOB)]
     for name in names:
         copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY)")

@@ -73,7 +73,7 @@ def test_after_a_power_cut_every_point_reads_as_published(tmp_path: Path, monkey
                 assert sorted(rows) == sorted([100, *applied, *(own if place == 0 else [])])
 
 
-def test_recovery_begins_at_the_version_that_a_point_names(tmp_path: Path) -> None:
+def test_recovery_moves_an_incomplete_commit_above_the_listed_version_aside(tmp_path: Path) -> None:
     turns = Turns(Layout.of(tmp_path / "lake"))
     turns.publish(100)
     log = turns.layout.mirror(NAMES[0]) / "_delta_log"

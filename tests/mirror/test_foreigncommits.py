@@ -130,7 +130,9 @@ def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path
     assert change_since(mirror.path, OWNER.app_id(), version) == _changed(again + 1)
 
 
-def test_a_point_names_the_mirrors_whose_rows_another_writer_changed(mirror: Mirror, tmp_path: Path) -> None:
+def test_readers_refuse_a_mirror_at_points_after_another_writer_changed_its_rows(
+    mirror: Mirror, tmp_path: Path
+) -> None:
     points, durable = ConsistentPoints(Layout.of(tmp_path)), DurableVersions(Layout.of(tmp_path), OWNER.app_id())
     for lsn in (100, 200):
         version = opened(mirror.path).number
@@ -143,8 +145,8 @@ def test_a_point_names_the_mirrors_whose_rows_another_writer_changed(mirror: Mir
     for refused in (lake.at(200).arrow, lake.at(200).path):
         with pytest.raises(LakeError, match="does not match the source: another writer changed rows of this mirror"):
             refused(NAME)
-    # The next run also reports the change, because it reads all commits after the promised versions. After a new copy,
-    # the change is no longer reported.
+    # The next run does not find the change again, because it reads only commits after the listed version. After a new
+    # copy, the change is no longer reported.
     again = DurableVersions(Layout.of(tmp_path), OWNER.app_id())
     again.recover([NAME], points)
     assert again.changed.keys() == set()
@@ -153,7 +155,7 @@ def test_a_point_names_the_mirrors_whose_rows_another_writer_changed(mirror: Mir
     assert durable.changed == {}
 
 
-def test_a_step_is_repeated_after_lost_commit_races_only() -> None:
+def test_a_step_is_repeated_only_after_a_lost_commit_race() -> None:
     tries: list[Exception] = []
 
     def step(*errors: Exception) -> int:

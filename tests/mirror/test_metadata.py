@@ -113,7 +113,7 @@ def test_mirror_with_raw_texts_of_a_renamed_column_is_rewritten(spark: SparkSess
         assert rows(mirror)[1]["_pgcdc_raw"] == ({} if number else {"m": "NaN"})
 
 
-def test_texts_of_other_columns_or_deleted_rows_cause_no_rewrite(tmp_path: Path) -> None:
+def test_raw_texts_of_other_columns_or_of_deleted_rows_cause_no_rewrite(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, ROWS)
     after = relabelled(mirror, table(ID, replace(A, name="b"), N))
     assert rows(mirror)[1]["_pgcdc_raw"] == {"n": "NaN"}
@@ -124,7 +124,7 @@ def test_texts_of_other_columns_or_deleted_rows_cause_no_rewrite(tmp_path: Path)
     assert [row["m"] for row in rows(mirror)] == [Decimal("1.50"), None, Decimal("4.00")]
 
 
-def test_a_default_for_older_rows_is_written(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_new_column_with_a_default_for_older_rows_rewrites_the_files(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     follows = successor(T, table(ID, A, N, Column(4, "c", INT, missing="7")), Lsn(50))
     assert isinstance(follows, Table)
@@ -133,7 +133,7 @@ def test_a_default_for_older_rows_is_written(spark: SparkSession, tmp_path: Path
     assert not mirror.again().mapped
 
 
-def test_a_column_with_a_name_that_delta_refuses_rewrites_no_file(tmp_path: Path) -> None:
+def test_a_new_column_whose_name_delta_refuses_causes_no_rewrite(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     relabelled(mirror, table(ID, A, N, Column(4, "a (b), c", INT)))
     assert [row["a (b), c"] for row in rows(mirror)] == [None] * 3
@@ -152,7 +152,7 @@ def test_columns_of_other_writers_are_kept(tmp_path: Path) -> None:
     assert theirs[1]["type"]["elementType"]["fields"][0]["metadata"]["delta.columnMapping.physicalName"] == "z"
 
 
-def test_a_column_added_by_a_run_that_died_stays_the_same_column(tmp_path: Path) -> None:
+def test_a_column_that_a_run_added_before_it_died_keeps_its_values(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     first = relabelled(mirror, table(ID, replace(A, name="b"), N))
     noted = relabelled(mirror, table(ID, replace(A, name="b")), first)
@@ -168,7 +168,9 @@ def test_a_column_added_by_a_run_that_died_stays_the_same_column(tmp_path: Path)
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ['a.b`c"d', "ä/%😀"])
-def test_engines_skip_files_by_statistics_under_old_names(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_engines_use_file_statistics_that_have_the_old_column_names(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
     before = table(ID, replace(A, name=name), N)
     groups: Sequence[list[list[str | None]]] = [[[str(n)], [f"v{n}"], ["1"]] for n in range(4)]
     mirror = made(tmp_path, before, *groups)
@@ -257,7 +259,7 @@ def test_comments_of_columns_that_the_mirror_lacks_are_not_written(tmp_path: Pat
 
 
 def test_a_renamed_column_keeps_its_comment(tmp_path: Path) -> None:
-    """Columns that exchange names keep their own comments. The structure that the mirror stores has no comments."""
+    """Columns that exchange names keep their own comments. The structure in the mirror's properties has no comments."""
     other = Column(3, "n", TEXT)
     before = replace(table(ID, A, other), comments=((2, "of a"), (3, "of n")))
     mirror = made(tmp_path, before, [["1"], ["a"], ["x"]])
@@ -271,7 +273,7 @@ def test_a_renamed_column_keeps_its_comment(tmp_path: Path) -> None:
     assert _told(mirror) == {"a": "of n"}
 
 
-def test_column_ids_and_physical_names_are_kept(tmp_path: Path) -> None:
+def test_writing_comments_keeps_column_ids_and_physical_names(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     after = relabelled(mirror, table(ID, replace(A, name="b"), N))
     before = {field["name"]: field["metadata"] for field in stated(_now(mirror).metadata).fields}
@@ -287,6 +289,6 @@ def test_a_mirror_without_a_copy_cannot_be_commented(tmp_path: Path) -> None:
         commented(mirror, replace(T, name=replace(T.name, name="other")))
 
 
-def test_comments_are_saved_with_their_table() -> None:
+def test_comments_survive_the_json_form_of_a_table() -> None:
     saved = replace(T, comments=SAID)
     assert Table.from_json(json.loads(json.dumps(saved.to_json()))) == saved

@@ -58,7 +58,7 @@ def test_all_other_names_are_kept_as_they_are(name: str) -> None:
     assert not needs_column_mapping(["id", name])
 
 
-def test_our_own_columns_depend_on_the_kind_of_table() -> None:
+def test_the_columns_that_pgcdc_adds_depend_on_the_kind_of_table() -> None:
     plain = MirrorSchema.of(table_of("id", key=(1,))).arrow.names
     assert plain == ["id", "_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw"]
     assert MirrorSchema.of(table_of("id", key=(1,), partitioned=True)).arrow.names[-1] == "_pgcdc_leaf"

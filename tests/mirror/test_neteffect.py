@@ -1,4 +1,4 @@
-"""The rules of net effects, with hand-written events."""
+"""How all events of a key are combined into one change (the net effect). The events are written by hand."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ def test_unchanged_value_never_crosses_a_delete() -> None:
     assert ("U", 2, True, "y", None, True, 1) in [essence(row) for row in rows]
 
 
-def test_a_row_that_returns_to_its_key_needs_no_lookup() -> None:
+def test_a_row_that_returns_to_its_key_is_not_looked_up_under_another_key() -> None:
     rows = net(("M", 1, 2, "x", None, True), ("M", 2, 1, "x", None, True))
     assert [essence(row) for row in rows] == [("U", 1, True, "x", None, True, None)]
 
 
-def test_a_text_that_does_not_fit_stays_with_its_value() -> None:
+def test_the_raw_text_of_a_value_is_kept_while_the_value_is_unchanged() -> None:
     events = feed_rows([("U", 1, "x", None, False, {"c": "infinity"}), ("U", 1, "x2", None, True, {"b": "odd"})])
     row = collapse(events, COLUMNS, masked=(3,)).to_pylist()[0]
     assert sorted(row["_pgcdc_raw"]) == [("b", "odd"), ("c", "infinity")]
     assert row["_pgcdc_masked_3"] is False
 
 
-def test_the_text_of_an_overwritten_value_is_dropped() -> None:
+def test_the_raw_text_of_an_overwritten_value_is_dropped() -> None:
     events = feed_rows([("U", 1, "x", None, False, {"c": "infinity"}), ("U", 1, "x2", "fits")])
     assert collapse(events, COLUMNS).to_pylist()[0]["_pgcdc_raw"] is None
 
 
-def test_keys_that_do_not_fit_their_type_are_distinguished_by_text() -> None:
+def test_key_values_that_do_not_fit_their_type_are_distinguished_by_their_raw_texts() -> None:
     events = feed_rows([("I", None, "x", "y", False, {"id": "inf"}), ("I", None, "p", "q", False, {"id": "-inf"})])
     assert collapse(events, COLUMNS).num_rows == 2
 
@@ -85,7 +85,7 @@ def test_changes_that_contradict_each_other_are_refused(events: list[tuple[Any, 
         net(*events)
 
 
-def test_half_a_key_change_is_refused() -> None:
+def test_a_change_of_key_with_only_one_of_its_two_events_is_refused() -> None:
     with pytest.raises(MergeMismatch, match="half") as refused:
         collapse(feed_rows([("M", 1, 2, "x", "y")]).slice(0, 1), COLUMNS)
     assert refused.value.lsn == 100
@@ -117,14 +117,14 @@ def test_truncates_of_the_table_and_of_a_leaf_leave_only_later_rows() -> None:
     assert (left.truncated, left.leaves, left.events["id"].to_pylist()) == (True, (), [3, 4])
 
 
-def test_no_events_give_an_empty_source() -> None:
+def test_no_events_give_no_rows_to_merge() -> None:
     events = feed_rows([("I", 1, "x", "y")]).slice(0, 0)
     assert collapse(events, COLUMNS, masked=(3,)).num_rows == 0
 
 
 def test_an_array_may_be_a_key() -> None:
-    """Equal lists are one key. An empty list, a list with a NULL, and the NULL of a value that does not fit are three
-    keys."""
+    """Equal arrays are the same key. An empty array, an array with a NULL, and NULL (for a value that does not fit) are
+    different keys."""
     events = feed_rows([("I", place, "x", "y") for place in range(4)] + [("D", 0)])
     keys = pa.array([[1, 2], [], [None], None, [1, 2]], pa.list_(pa.int32()))
     table = events.set_column(events.schema.get_field_index("id"), "id", keys)
@@ -143,7 +143,7 @@ def repaired(
     return {row["id"]: row for row in collapse_touched(table, COLUMNS, masked, touched).to_pylist()}
 
 
-def test_repair_has_the_keys_of_the_range_and_the_keys_that_their_rows_moved_to() -> None:
+def test_repair_covers_the_keys_changed_in_the_range_and_the_keys_their_rows_moved_to() -> None:
     events = [
         ("I", 1, "x", "y"), ("I", 2, "x", "y"), ("I", 3, "x", "y"),
         ("U", 1, "x2", "y"), ("M", 2, 9, "x", "y"), ("D", 3),
@@ -168,7 +168,7 @@ def test_repair_without_events_is_empty() -> None:
     assert repaired(feed_rows([("I", 1, "x", "y")]).slice(0, 0), LsnRange(Lsn(100), Lsn(101))) == {}
 
 
-def test_repair_requires_a_row_in_the_target_only_for_a_value_that_was_not_sent() -> None:
+def test_repair_expects_a_row_in_the_mirror_only_if_a_value_was_not_sent() -> None:
     events = [("U", 1, "x", None, True), ("U", 2, "x", "y"), ("D", 3), ("M", 4, 5, "x", None, True)]
     rows = repaired(events, None)
     assert {key: row["_pgcdc_present"] for key, row in rows.items()} == {1: True, 2: None, 3: None, 4: None, 5: True}
@@ -177,7 +177,7 @@ def test_repair_requires_a_row_in_the_target_only_for_a_value_that_was_not_sent(
     assert {row["_pgcdc_origin"] for row in rows.values()} == {None}
 
 
-def test_repair_requires_a_row_for_any_value_that_was_not_sent() -> None:
+def test_repair_expects_a_row_in_the_mirror_if_a_value_of_any_column_was_not_sent() -> None:
     events = feed_rows([("U", 1, None, "y"), ("U", 2, "x", None), ("U", 3, "x", "y")])
     lacking = pa.array([[2], [3], None], pa.list_(pa.int32()))
     events = events.set_column(events.schema.get_field_index("_pgcdc_unchanged"), "_pgcdc_unchanged", lacking)
@@ -185,7 +185,7 @@ def test_repair_requires_a_row_for_any_value_that_was_not_sent() -> None:
     assert {key: row["_pgcdc_present"] for key, row in rows.items()} == {1: True, 2: True, 3: None}
 
 
-def test_maps_of_texts_are_null_where_no_column_has_a_text() -> None:
+def test_raw_texts_of_a_row_are_null_if_all_its_values_fit() -> None:
     kind = pa.map_(pa.string(), pa.string())
     texts = {"a": pa.array(["x", None, "z", None]), "b": pa.array([None, None, "y", None])}
     maps = raw_maps(texts, 4, kind)
@@ -194,7 +194,7 @@ def test_maps_of_texts_are_null_where_no_column_has_a_text() -> None:
     assert map_keys(pa.chunked_array([], kind)) == pa.array([], pa.string())
 
 
-# KeyIndex finds keys in a target as a dict does, for every type of key column that PostgreSQL has ---
+# KeyIndex finds the same keys as a Python dict would, for every type of a key column ----------------
 
 NAN = float("nan")
 DOMAINS: list[tuple[pa.DataType, list[Any]]] = [
@@ -249,7 +249,7 @@ def cases(draw: st.DrawFn) -> tuple[list[pa.DataType], list[tuple[Any, ...]], li
 
 @given(cases())
 @settings(max_examples=150, deadline=None)
-def test_exactly_the_keys_of_the_source_are_found(case: tuple[Any, ...]) -> None:
+def test_key_index_finds_exactly_the_wanted_keys(case: tuple[Any, ...]) -> None:
     kinds, source, target = case
     columns = [FeedColumn(f"c{place}", f"k{place}", place + 1, True) for place in range(len(kinds))]
     index = KeyIndex(table(source, kinds), columns)
@@ -278,7 +278,7 @@ def events(*rows: tuple[str, str, str]) -> pa.Table:
     return table.append_column(HASH, hashes).append_column(LEAF, pa.array([leaf for *_, leaf in rows], pa.string()))
 
 
-def test_rows_of_each_leaf_are_netted_and_removed_separately() -> None:
+def test_equal_rows_of_different_leaves_are_combined_separately() -> None:
     net = net_rows(events(("D", "x", "one"), ("D", "x", "one"), ("I", "x", "two"), ("D", "y", "two")), MULTISET_COLUMNS)
     assert net.added.select(["b", LEAF]).to_pylist() == [{"b": "x", LEAF: "two"}]
     assert sorted(net.removed.select(["b", LEAF, COUNT]).to_pylist(), key=str) == [
@@ -302,7 +302,7 @@ def test_inserted_and_deleted_equal_rows_cancel_out_and_the_newest_image_remains
     assert sorted(net.added.select(["b", COMMIT_LSN]).to_pydict()[COMMIT_LSN]) == [100, 101, 101]
 
 
-def test_removed_rows_have_no_leaf_where_the_mirror_does_not_record_it() -> None:
+def test_removed_rows_have_no_leaf_if_the_mirror_has_no_leaf_column() -> None:
     net = net_rows(events(("D", "x", "one")), MULTISET_COLUMNS, by_leaf=False)
     assert LEAF not in net.removed.column_names
 

@@ -1,4 +1,5 @@
-"""A mirror is continued under another name with its rows, deletions and position, without earlier content there."""
+"""After a table was renamed, its mirror continues under the new name, with its rows, deletions and position. A second
+part of this file tests how a whole lake is removed."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ def test_a_rename_copies_the_version_it_was_given(mirror: Mirror) -> None:
     assert rows(mirror.mirrors.open(NEW)) == expected
 
 
-def test_a_rename_replaces_another_tables_copy_of_the_same_position(mirror: Mirror) -> None:
-    """A later rename of the first table must not use the position of the other table's copy."""
+def test_a_rename_replaces_a_mirror_that_another_table_has_there_at_the_same_lsn(mirror: Mirror) -> None:
+    """If changes were already applied to the other table's mirror, the rename is refused."""
     target = _target(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     other = replace(AS_NEW, oid=T.oid + 1)
@@ -99,8 +100,8 @@ def test_a_rename_that_died_before_its_commit_is_completed(mirror: Mirror) -> No
     assert rows(mirror.mirrors.open(NEW)) == expected
 
 
-def test_an_older_mirror_at_the_new_place_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
-    """The new name was used before by another table that was followed."""
+def test_an_older_mirror_under_the_new_name_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
+    """Another followed table had the new name before."""
     other = made(tmp_path / "other", T, FEW)
     storage.move_folder(other.path, mirror.mirrors.layout.mirror(NEW))
     target, expected = _target(mirror), rows(mirror)
@@ -139,7 +140,7 @@ def _files(layout: Layout) -> list[str]:
     return sorted(entry.name for entry in storage.walk(layout.root, hidden=True))
 
 
-def test_all_our_files_are_removed_with_the_folder(layout: Layout) -> None:
+def test_a_lake_without_files_of_other_owners_is_removed_with_its_folder(layout: Layout) -> None:
     _table(layout.root / "public/a")
     _table(layout.root / "hr/b")
     storage.create(layout.change_log / "x", b"")
@@ -180,7 +181,7 @@ def test_a_damaged_mirror_is_removed(layout: Layout) -> None:
     assert remove_lake(layout) == []
 
 
-def test_a_file_of_ours_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_lake_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout.of(tmp_path / "lake")
     _table(layout.root / "public/a")
 
@@ -192,7 +193,7 @@ def test_a_file_of_ours_that_cannot_be_removed_is_an_error(tmp_path: Path, monke
         remove_lake(layout)
 
 
-def test_a_lake_behind_a_link_is_removed_with_the_link(tmp_path: Path) -> None:
+def test_a_lake_behind_a_symbolic_link_is_removed_with_the_link(tmp_path: Path) -> None:
     (tmp_path / "lake").symlink_to("there")
     (tmp_path / "there").mkdir()
     layout = Layout.of(tmp_path / "lake")

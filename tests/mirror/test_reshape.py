@@ -126,12 +126,12 @@ def test_the_mirror_stores_its_structure(spark: SparkSession, tmp_path: Path) ->
     after = reshaped(mirror, spark, table(ID, A))
     assert mirror.again().followed == after
     assert mirror.again().replay_lsn == mirror.replay_lsn == 10
-    # A new copy has the structure of its snapshot.
+    # After a new copy, the mirror stores no structure, because it has the structure of the copy's snapshot.
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 60})
     assert mirror.again().followed is None
 
 
-def test_a_version_in_another_structure_is_not_the_published_version(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_version_with_another_structure_counts_as_changed(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     published = mirror.version
     assert unchanged_since(mirror.again(), published)
@@ -140,7 +140,7 @@ def test_a_version_in_another_structure_is_not_the_published_version(spark: Spar
 
 
 @pytest.mark.long
-def test_both_engines_read_the_same(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_and_delta_rs_read_the_same_rows_after_a_structure_change(spark: SparkSession, tmp_path: Path) -> None:
     name, mirror = "an odd name", made(tmp_path)
     after = table(ID, replace(A, name=name), Column(4, "n", INT, missing="7"), Column(5, "a", TEXT, missing="ü"))
     reshaped(mirror, spark, after)

@@ -160,7 +160,7 @@ def test_a_text_is_kept_or_dropped_with_its_value(held: Held) -> None:
     }
 
 
-def test_many_kept_values_are_written_in_parts(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_many_kept_values_are_written_in_several_parts(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rowlookup, "FETCHED_BYTES", 1)
     held.file(*(row(key, c=f"old {key}") for key in range(6)))
     merged = merge(
@@ -208,9 +208,8 @@ def test_only_row_groups_that_may_hold_a_key_are_read(held: Held, monkeypatch: p
     assert read == [(held.files[1].path, 2)]
 
 
-def test_row_groups_of_a_file_are_matched_together(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row groups are matched together because each match hashes all keys of the source. A limit in bytes says how many
-    are matched together."""
+def test_several_row_groups_of_a_file_are_searched_together(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search hashes all wanted keys. So several row groups are searched together, up to a limit in bytes."""
     held.file(*(row(key, c=f"old {key}") for key in range(10)), gone=[7])
     held.file(row(20), row(21, c="old 21"))
     searched: list[int] = []
@@ -235,7 +234,7 @@ def test_row_groups_of_a_file_are_matched_together(held: Held, monkeypatch: pyte
     assert (essence(apart), held.gone(apart)) == (essence(merged), held.gone(merged))
 
 
-def test_row_groups_are_pruned_by_the_code_points_of_texts(held: Held) -> None:
+def test_row_groups_are_skipped_by_comparing_texts_by_code_points(held: Held) -> None:
     held.file(row(1, b="Z"), row(2, b="a\x00"), row(3, b="a"), row(4, b="é"), group=2)
     held.file(row(5, b="x" * 100), row(6, b="\U0001f600"), row(7, b="\uffee"), group=1)
     for number, text in ((1, "Z"), (2, "a\x00"), (3, "a"), (4, "é"), (6, "\U0001f600"), (7, "\uffee")):
@@ -250,7 +249,7 @@ def looked_at(held: Held, *texts: str) -> list[int]:
     return [number for group in groups for number in group.read(["id"])["id"].to_pylist()]
 
 
-def test_a_null_key_prunes_no_row_groups() -> None:
+def test_a_null_key_skips_no_row_groups() -> None:
     assert wanted({"id": pa.array([1, None])}) == {}
     assert wanted({"id": pa.array([1.5])}) == {}
     assert wanted({"id": pa.array(["b", "a", "b"])})["id"].tolist() == ["a", "b"]
@@ -288,7 +287,7 @@ def test_as_many_equal_rows_are_removed_as_were_deleted(tmp_path: Path) -> None:
         take(held, *[("x", 5)] * 4)
 
 
-def test_equal_rows_are_removed_from_row_groups_that_are_matched_together(tmp_path: Path) -> None:
+def test_equal_rows_are_removed_from_row_groups_that_are_searched_together(tmp_path: Path) -> None:
     held = Held(tmp_path, (HASH, ROW))
     held.file(bag_row("y", 0, 6), *(bag_row("x", number) for number in range(1, 6)), gone=[1])
     assert held.gone(take(held, ("x", 5), ("y", 6), ("x", 5), ("x", 5))) == [[0, 2, 3, 4]]

@@ -1,4 +1,5 @@
-"""Versions that are not promised are deleted. Every reader can still read the promised versions, unchanged."""
+"""Deletes the versions of a mirror that no point lists. Every reader can still read the versions that a point lists
+(promised versions), unchanged."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def thinned(lake: Path, promised: set[int], grace: timedelta = NOW) -> Unneeded:
 
 
 def assert_reads(rows: Rows, versions: set[int]) -> None:
-    """Reads these versions with our own reader and with delta-rs. Both start from the log, without an open handle."""
+    """Reads these versions with pgcdc's own reader and with delta-rs. Both open the mirror again for each version."""
     for version in versions:
         assert rows.read(version) == sorted(rows.history[version - 1])
         assert DeltaLog(Location.of(rows.path)).at(version).number == version
@@ -115,7 +116,8 @@ def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damag
 
 
 def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
-    """A power cut may undo deletions and remove ``_last_checkpoint``. A handle at an older version deletes nothing."""
+    """A power cut may undo deletions and remove ``_last_checkpoint``. A process that opened the mirror before the
+    newest version was written deletes nothing."""
     rows = made(tmp_path)
     grown(rows, 45)
     log, stale = rows.path / "_delta_log", mirror_of(tmp_path)
@@ -136,7 +138,9 @@ def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_kill_between_two_steps_is_repaired_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_stay_readable_if_a_deletion_is_killed_and_the_next_run_completes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = made(tmp_path)
     grown(rows, 45)
 
@@ -172,8 +176,8 @@ def test_a_kill_between_two_steps_is_repaired_by_the_next_run(tmp_path: Path, mo
     assert_reads(rows, {7, 12, 38, *range(45, 56)})
 
 
-def test_a_promise_of_a_version_missing_from_the_log_has_no_effect(tmp_path: Path) -> None:
-    """The log's clean-up by Delta deleted the version, or the point belongs to an earlier table in this folder."""
+def test_a_point_that_lists_a_version_missing_from_the_log_has_no_effect(tmp_path: Path) -> None:
+    """Delta's own clean-up of its log deleted the version, or the point is about an earlier table in this folder."""
     rows = made(tmp_path)
     grown(rows, 25)
     thinned(tmp_path, {23})
@@ -184,7 +188,7 @@ def test_a_promise_of_a_version_missing_from_the_log_has_no_effect(tmp_path: Pat
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_spark_and_delta_rs_read_and_write_a_thinned_log(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_and_delta_rs_read_and_write_a_log_that_lacks_versions(spark: SparkSession, tmp_path: Path) -> None:
     """Time travel, history, VACUUM, OPTIMIZE and other writers' commits work on a log that lacks versions."""
     mirror = mirror_of(tmp_path)
     properties = {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "10"}

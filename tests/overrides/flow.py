@@ -8,7 +8,7 @@ from tests.overrides.override import override, with_instead, without
 override("points_fall", "pgcdc_assets.points.points:ConsistentPoints.publish",
     lambda original: without(original, "raise LakeError"),
     rule="consistent points never go down",
-    test="tests/points/test_points.py::test_points_never_fall")  # fmt: skip
+    test="tests/points/test_points.py::test_no_point_is_published_below_the_newest_point")  # fmt: skip
 override("point_stands_above_the_log", "pgcdc_assets.flow.progress:TablesProgress.publish",
     lambda original: without(original, "raise LakeError"),
     rule="no point stands above the log",
@@ -20,11 +20,11 @@ override("copying_tables_are_listed", "pgcdc_assets.structure.listing:versions_a
 override("structure_is_listed_before_its_look", "pgcdc_assets.structure.listing:shown",
     lambda _: lambda record, lsn: True,
     rule="a table is listed in no point below the catalog check that showed its structure",
-    test="tests/flow/test_progress.py::test_table_is_not_listed_below_the_catalog_check_of_its_structure")  # fmt: skip
+    test="tests/flow/test_progress.py::test_table_is_not_listed_below_the_lsn_of_its_new_structure")  # fmt: skip
 override("point_without_a_look", "pgcdc_assets.flow.catalogwatch:CatalogWatch.is_current",
     lambda _: property(lambda self: self._seen is not None),
     rule="no point lists a table that DDL before the point has made wrong",
-    test="tests/flow/test_catalogwatch.py::test_no_point_lists_a_table_that_ddl_has_made_wrong")  # fmt: skip
+    test="tests/flow/test_catalogwatch.py::test_no_point_lists_a_table_after_ddl_made_its_mirror_wrong")  # fmt: skip
 override("points_promise_missing_messages", "pgcdc_assets.flow.messages:messages_at",
     lambda _: lambda work, lsn: lsn,
     rule="a point says that it has the messages only if the feed of messages is complete to it",

@@ -54,7 +54,7 @@ override("old_tuple_fills_nothing", "pgcdc_assets.feed.events:_filled",
 override("uncounted_rows_are_passed_over", "pgcdc_assets.feed.transform:_check_taken",
     lambda _: lambda log, router, plans, done: None,
     rule="a table is set aside if the log counts rows that no feed took",
-    test="tests/feed/test_transform.py::test_a_row_that_no_rule_covers_sets_its_table_aside")  # fmt: skip
+    test="tests/feed/test_transform.py::test_a_logged_row_that_the_feed_lacks_sets_its_table_aside")  # fmt: skip
 override("rows_go_by_name", "pgcdc_assets.feed.routing:Router._taker",
     lambda _: lambda self, shape: self.names.get(shape.root or shape.table),
     rule="rows find their table by the OID of their relation",

@@ -67,7 +67,7 @@ override("copy_keeps_its_generation", "pgcdc_assets.mirror.delta.mirror:Mirror.g
 override("app_transaction_is_forgotten", "pgcdc_assets.mirror.delta.tableplan:TablePlan.of",
     lambda original: classmethod(with_instead(original.__func__, "max(part.span.start, stands)", "part.span.start")),
     rule="an apply that is repeated finds its work done",
-    test="tests/mirror/test_apply.py::test_an_apply_can_be_repeated_and_resumed")  # fmt: skip
+    test="tests/mirror/test_apply.py::test_applying_a_turn_can_be_repeated_and_resumed_after_a_crash")  # fmt: skip
 override("merge_does_not_miss_a_row", "pgcdc_assets.mirror.delta.rowlookup:_Match.check",
     lambda original: without(original, "raise MergeMismatch(LACKS)"),
     rule="a merge fails if the mirror lacks a row that changed",

@@ -77,7 +77,7 @@ def test_a_table_that_is_no_longer_listed_keeps_its_last_position(layout: Layout
     assert (listed(points, A), listed(points, B)) == (200, 100)
 
 
-def test_points_never_fall(layout: Layout) -> None:
+def test_no_point_is_published_below_the_newest_point(layout: Layout) -> None:
     points = ConsistentPoints(layout)
     publish_at(points, 200, {A: 1})
     with pytest.raises(LakeError, match="below the newest point"):
@@ -171,7 +171,9 @@ def test_points_of_another_format_are_refused(layout: Layout) -> None:
     st.integers(1, 4),
 )
 @settings(max_examples=30, deadline=None)
-def test_pruning_keeps_the_promised_points(lists: list[dict[str, int]], at: int, names: set[str], files: int) -> None:
+def test_pruning_keeps_recent_points_and_the_last_point_of_each_mirror(
+    lists: list[dict[str, int]], at: int, names: set[str], files: int
+) -> None:
     """Pruning keeps these points unchanged: the recent points, the newest point, and for each table that still has a
     mirror the last point that lists it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -198,9 +200,9 @@ def test_pruning_keeps_the_promised_points(lists: list[dict[str, int]], at: int,
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=12))
 @example([(9, 0), (8, 8), (6, 6)])
 @settings(max_examples=6, deadline=None)
-def test_thinned_points_are_found_in_order(rounds: list[tuple[int, int]]) -> None:
-    """Thinning leaves files with few points between files with many points. Merging these files keeps the order of the
-    points."""
+def test_points_are_found_in_order_after_old_points_were_deleted(rounds: list[tuple[int, int]]) -> None:
+    """Deleting old points leaves files with few points between files with many points. Merging these files keeps the
+    order of the points."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         merging = Merging(most_files=3, small_rows=5)
         day = timedelta(days=1)
