@@ -22,7 +22,7 @@ class DecodedDocument(TypedDict):
     total_bytes: int
     """Bytes of the changes of these transactions."""
     spill_txns: int
-    """Transactions that the source wrote to its disk and read again."""
+    """Transactions whose changes the source wrote to its disk, because they exceeded its memory limit."""
     spill_bytes: int
     """Bytes of the changes that were written to disk."""
     stream_txns: int
@@ -53,9 +53,9 @@ class SlotDocument(TypedDict):
     safe_wal_size: int | None
     """Bytes of WAL that the source may still write before it may invalidate the slot."""
     catalog_xmin_age: int | None
-    """Transactions since the oldest one whose catalog rows VACUUM must keep for the slot."""
+    """Age of ``catalog_xmin`` in transactions. VACUUM must keep catalog rows that younger transactions deleted."""
     xmin_age: int | None
-    """Transactions since the oldest one whose rows VACUUM must keep for the slot."""
+    """Age of ``xmin`` in transactions. VACUUM must keep rows that younger transactions deleted."""
     two_phase: bool | None
     """Whether the slot decodes prepared transactions before they are committed."""
     conflicting: bool | None
@@ -139,7 +139,7 @@ class TableDocument(TypedDict):
     replay_lsn: str | None
     """The mirror holds all transactions that end at or below this LSN."""
     lag_bytes: int | None
-    """WAL of the source above ``replay_lsn``, of all tables."""
+    """Bytes of the source's WAL above ``replay_lsn``, with the changes of all tables."""
     lag_seconds: float | None
     """Age of the oldest transaction that the mirror lacks, or 0. If no sync runs, time since changes were last
     received: the real lag may be smaller. Null if not known."""
@@ -215,7 +215,7 @@ class StatusDocument(TypedDict):
     replay_lsn: str | None
     """The lowest ``replay_lsn`` of the followed tables."""
     lag_bytes: int | None
-    """WAL of the source above ``replay_lsn``."""
+    """Bytes of the source's WAL above ``replay_lsn``."""
     lag_seconds: float | None
     """The largest ``lag_seconds`` of the followed tables."""
     in_progress: InProgressDocument | None
@@ -247,7 +247,7 @@ class SetAsideDocument(TypedDict):
     name: str
     """Schema and name."""
     reason: str
-    """Why."""
+    """Why the table is not followed, or is behind."""
 
 
 class ChangedDocument(TypedDict):
@@ -278,7 +278,7 @@ class SyncDocument(TypedDict):
     rows: int
     """Row changes of these transactions."""
     stream_aborts: int
-    """Ignored rollbacks of transactions that were never sent."""
+    """Stream Abort messages, ignored because the server had sent nothing of these transactions."""
     seconds: float
     """Duration of the run."""
     set_aside: list[SetAsideDocument]

@@ -109,7 +109,7 @@ def refusal(method: str, path: str, headers: Mapping[str, str], listening: str) 
     """Why the request is refused; None if it is allowed. The names in ``headers`` are in lower case."""
     host = headers.get("host", "")
     if not _is_ours(_name(host), listening):
-        return f"{host or 'an empty Host header'} is not a name of this server"
+        return f"the Host header, {host!r}, is not a name of this server"
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != host:
         return f"the request comes from a page of {origin}"

@@ -29,7 +29,7 @@ PORT = 4000
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of the gRPC server.")
 @click.option("--host", default=HOST, show_default=True, help="Address to listen on; the server has no login.")
 def code_server(port: int, host: str) -> int:
-    """Serve the project to a Dagster that runs elsewhere."""
+    """Serve this project's definitions to a Dagster that runs elsewhere."""
     settings = project_settings(set_up=False)
     stop = threading.Event()
     with ENDING.at_boundary(stop, boundary=None):
@@ -54,9 +54,9 @@ def serve(settings: Settings, stop: threading.Event, host: str, port: int) -> No
 
 @click.command(epilog=examples("pgcdc pack -o pgcdc_env.tar.gz"))
 @click.option("-o", "output", type=click.Path(dir_okay=False, path_type=Path), default=Path("pgcdc_env.tar.gz"),
-              show_default=True, help="The archive.")  # fmt: skip
+              show_default=True, help="The archive's file.")  # fmt: skip
 def pack(output: Path) -> int:
-    """Pack this environment for the executors of a Spark cluster. Name the archive in `spark: {archive: ...}`."""
+    """Pack this Python environment for the executors of a Spark cluster. Name the archive in `spark: {archive: ...}`."""
     from pgcdc_assets.spark import archive
     from pgcdc_assets.spark.attempt import versions
 

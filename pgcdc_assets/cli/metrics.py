@@ -45,9 +45,9 @@ class AddressType(click.ParamType["tuple[str, int]"]):
     "--listen", type=AddressType(), help=f"Serve {_PATHS} at this address, such as :{PORT}. Default host: {HOST}."
 )
 @click.option("--ready-within", type=click.FloatRange(min=1), default=60.0, show_default=True, metavar="SECONDS",
-              help="/readyz fails if changes wait and there is no progress for this many seconds.")  # fmt: skip
+              help="/readyz fails if changes wait, and no progress was made for this many seconds.")  # fmt: skip
 def metrics(listen: tuple[str, int] | None, ready_within: float) -> int:
-    """Print metrics for Prometheus, or serve them. Also works if no sync runs, or source or lake does not answer."""
+    """Print metrics for Prometheus, or serve them. Also works if no sync runs, or if source or lake do not answer."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     from pgcdc_assets.metrics.families import Metrics
