@@ -56,7 +56,7 @@ def serve(settings: Settings, stop: threading.Event, host: str, port: int) -> No
 @click.option("-o", "output", type=click.Path(dir_okay=False, path_type=Path), default=Path("pgcdc_env.tar.gz"),
               show_default=True, help="The archive's file.")  # fmt: skip
 def pack(output: Path) -> int:
-    """Pack this Python environment for the executors of a Spark cluster. Name the archive in `spark: {archive: ...}`."""
+    """Pack this Python environment for executors of a Spark cluster. Name the archive in `spark: {archive: ...}`."""
     from pgcdc_assets.spark import archive
     from pgcdc_assets.spark.attempt import versions
 
