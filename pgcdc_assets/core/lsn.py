@@ -68,7 +68,7 @@ class LsnRange:
 
     def __post_init__(self) -> None:
         if self.start > self.end:
-            raise BadRange(f"LSN range ends at {self.end}, before its start {self.start}")
+            raise BadRange(f"LSN range ends at {self.end}, below its start {self.start}")
 
     @property
     def key(self) -> str:
@@ -107,8 +107,11 @@ def merged(ranges: Iterable[LsnRange]) -> LsnRange:
     adjacent."""
     ordered = sorted(ranges)
     if not ordered:
-        raise BadRange("no LSN range was selected")
+        raise BadRange(
+            "no LSN range was selected",
+            do="select at least one partition, and give the lower end of a range of partitions first",
+        )
     for left, right in pairwise(ordered):
         if left.end != right.start:
-            raise RangeGap(f"LSN ranges are not adjacent: {left} is followed by {right}", lsn=left.end)
+            raise RangeGap(f"LSN ranges are not adjacent: {right} does not begin where {left} ends", lsn=left.end)
     return LsnRange(ordered[0].start, ordered[-1].end)

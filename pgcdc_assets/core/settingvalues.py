@@ -46,7 +46,9 @@ def _compiled(text: str, given: str) -> re.Pattern[str]:
     if verbatim := _VERBATIM.fullmatch(text):
         return re.compile(re.escape(verbatim[1].replace('""', '"')))
     if not text or text != text.strip() or '"' in text or "\0" in text:
-        raise ValueError(f'{given!r} is not a pattern; write outbox.*, app, -outbox.debug, or "verbatim"')
+        raise ValueError(
+            f'{given!r} is not a pattern for prefixes; write it like outbox.*, app, -outbox.debug, or "verbatim"'
+        )
     body = "".join({"*": ".*", "?": "."}.get(character, re.escape(character)) for character in text)
     return re.compile(body, re.DOTALL)
 
@@ -87,7 +89,7 @@ def checked_registry(given: Mapping[str, str]) -> dict[str, str]:
         raise ValueError("needs exactly one of `unity`, `glue` and `hive`")
     beside = "catalog" if kinds == ["unity"] else "prefix"
     if odd := [key for key in given if key not in (*kinds, beside)]:
-        raise ValueError(f"{odd[0]!r} is not a key here; the keys are `{kinds[0]}` and `{beside}`")
+        raise ValueError(f"has the key {odd[0]!r}, but the only keys are `{kinds[0]}` and `{beside}`")
     if beside == "catalog" and beside not in given:
         raise ValueError("needs `catalog`, the name of an existing catalog on the server")
     for key, value in given.items():

@@ -53,9 +53,9 @@ def change_log_asset(of: Replication) -> dg.AssetsDefinition:
         of,
         of.names.change_log,
         of.names.slot,
-        "The messages of logical replication as PostgreSQL sent them. They are durable here before their LSN is "
-        "confirmed to the slot. The sync job writes them. Materializing a range by hand only checks that the log "
-        "contains the whole range. It receives nothing again.",
+        "The changes as PostgreSQL sent them by logical replication. The sync job writes them here before it confirms "
+        "their LSN to the slot. Materializing a range by hand only checks that the log contains the whole range. It "
+        "does not receive the changes again.",
         "check of the change log",
         lambda engine, span: engine.check_range(span),
         metadata.of_log,
@@ -69,7 +69,7 @@ def messages_asset(of: Replication) -> dg.AssetsDefinition:
         of.names.change_log,
         "Logical messages (pg_logical_emit_message) with the prefixes in the setting `messages`, in commit order. "
         "The sync job writes them. Lake(root).at(lsn).messages() reads the messages up to a consistent point. "
-        "Materializing a range rebuilds it from the change log.",
+        "Materializing a range writes its messages again, from the change log.",
         "messages",
         lambda engine, span: engine.messages_range(span),
         metadata.of_messages,
@@ -148,7 +148,7 @@ def snapshot_assets(of: Replication, tables: Sequence[Table]) -> dg.AssetsDefini
             raise dg.Failure(f"the run ended before it copied {', '.join(missing)}", allow_retries=False)
         if missing:
             asked = "for a new copy, set copy_again in the run's configuration"
-            context.log.info(f"not copied, because they have a copy: {', '.join(missing)}; {asked}")
+            context.log.info(f"tables that already have a copy were not copied again: {', '.join(missing)}; {asked}")
 
     return _assets_of_tables(
         of,
@@ -270,8 +270,8 @@ def consistent_points(of: Replication, tables: Sequence[Table]) -> dg.AssetSpec:
         group_name=of.names.of("mirror"),
         kinds={"deltalake"},
         freshness_policy=of.freshness,
-        description="One row per consistent point: its replay_lsn, and the Delta version of each mirror that is "
-        "exactly at this LSN. Lake(root).at(lsn) uses it to read all tables at one LSN.",
+        description="One row per consistent point: its LSN (replay_lsn), the mirrors that are exactly at this LSN, and "
+        "their Delta versions. Lake(root).at(lsn) uses the row to read all these mirrors at one LSN.",
     )
 
 
@@ -283,10 +283,13 @@ def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Select
         own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)
         if len(selection.ranges) > 1:
             counted = (
-                f"{len(selection.ranges)} partitions together, {selection.span}; the last one records their counts"
+                f"the counts are for {len(selection.ranges)} partitions together, {selection.span}; "
+                "only the last partition has them"
             )
             own["counted"] = dg.MetadataValue.text(counted)
         context.add_asset_metadata(found | own if span == last else own, asset_key=key, partition_key=span.key)
     for odd in selection.odd:
-        passed_over = {"passed_over": dg.MetadataValue.text(f"not a range of the change log: {DELETE}")}
+        passed_over = {
+            "passed_over": dg.MetadataValue.text(f"this partition is not a range of the change log; {DELETE}")
+        }
         context.add_asset_metadata(passed_over, asset_key=key, partition_key=odd)

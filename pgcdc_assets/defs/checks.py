@@ -50,7 +50,7 @@ def current_health(of: Replication, instance: dg.DagsterInstance) -> "Status":
         found = status(of.settings)
     except (SettingsError, StoreFailed) as error:
         return refused(error)
-    what = "is not a range of the change log, so it is skipped"
+    what = "is not a range of the change log, so pgcdc ignores it"
     register = of.register(instance)
     odd = [Problem("warning", f"partition {key!r} of {register.name}", what, DELETE, ProblemCode.RANGE_KEY_ODD)
            for key in register.odd()]  # fmt: skip

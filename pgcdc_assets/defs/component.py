@@ -20,19 +20,24 @@ from pgcdc_assets.settings import Retention
 class PgcdcScaffold(dg.Model):
     """The options of ``dg scaffold defs pgcdc_assets.PgcdcComponent``."""
 
-    source: str = Field(default="{{ env.PGCDC_SOURCE }}", description="A libpq conninfo or URL, or {{ env.NAME }}.")
+    source: str = Field(
+        default="{{ env.PGCDC_SOURCE }}", description="The source: a libpq conninfo or URL, or {{ env.NAME }}."
+    )
     lake: str = Field(
         default="",
-        description="A folder of the project, or a URL of an object store. Default: lake/<name>.",
+        description="The lake: a folder of the project, or a URL of an object store. Default: lake/<name>.",
     )
 
 
 class PgcdcFreshness(dg.Model, dg.Resolvable):
     """The freshness policy of ``consistent_points``, in texts like ``15 minutes``."""
 
-    fail: Annotated[str, Field(description="Fail if the mirrors have not been current for this long, like 15 minutes.")]
+    fail: Annotated[
+        str, Field(description="The policy fails if the last materialization is older than this, like 15 minutes.")
+    ]
     warn: Annotated[
-        str | None, Field(description="Warn if the mirrors have not been current for this long, like 5 minutes.")
+        str | None,
+        Field(description="The policy warns if the last materialization is older than this, like 5 minutes."),
     ] = None
 
     def policy(self) -> dg.FreshnessPolicy:
@@ -65,7 +70,7 @@ class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
     name: Annotated[
         str, Field(description="The source's name. The names of its assets and jobs in Dagster begin with it.")
     ]
-    source: Annotated[str, Field(description="A libpq conninfo or URL, like {{ env.SHOP_DSN }}.")]
+    source: Annotated[str, Field(description="A libpq conninfo or URL, or a variable like {{ env.SHOP_DSN }}.")]
     lake: Annotated[str, Field(description="A folder of the project, or the URL of a folder in an object store.")]
     state: Annotated[
         str | None,
@@ -80,7 +85,7 @@ class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
     settings: Annotated[Mapping[str, Any], Field(description="Other settings; see docs/reference/settings.md.")] = {}
     freshness: Annotated[
         PgcdcFreshness | None,
-        Field(description="How old the newest consistent point may be. Without it, there is no freshness policy."),
+        Field(description="How old the newest consistent point may be. Default: no freshness policy."),
     ] = None
     translation: Annotated[
         TranslationFn[PgcdcTable] | None,

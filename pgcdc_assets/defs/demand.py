@@ -130,14 +130,16 @@ def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision
     if state.unapplied and not state.paused:
         return Decision(True, f"batches of the log that are not applied yet: {state.unapplied}")
     if state.endpos is not None and state.position >= state.endpos:
-        return Decision(False, f"syncs end at {state.endpos} until `pgcdc until --clear`")
+        return Decision(
+            False, f"syncs end at {state.endpos}, which the lake has reached; `pgcdc until --clear` removes this end"
+        )
     if state.to_copy and not state.paused:
         return Decision(True, f"tables to copy: {state.to_copy}")
     ahead = state.flush_lsn - state.position
     if ahead <= 0:
-        return Decision(False, f"the source is at {state.flush_lsn}, and so are the mirrors", current=True)
+        return Decision(False, f"the source has no WAL above the lake's position, {state.position}", current=True)
     if state.published:
-        return Decision(True, f"published changes wait in the slot: the lake is {ahead} bytes of WAL behind the source")
+        return Decision(True, f"changes wait in the slot: the lake is {ahead} bytes of WAL behind the source")
     if state.tables_changed:
         return Decision(True, "tables of the source were created, renamed or dropped")
     if ahead >= FOREIGN_WAL_BYTES:

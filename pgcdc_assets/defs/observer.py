@@ -72,11 +72,16 @@ class DagsterObserver:
 
         log = ChangeLog(self._layout)
         if log.exists and (gone := self._ranges.prune(log.start, log.position())):
-            self._context.log.info(f"deleted the keys of ranges that are no longer in the change log: {len(gone)}")
+            self._context.log.info(
+                f"partition keys deleted, because the change log no longer has their ranges: {len(gone)}"
+            )
         for hole in self._ranges.mend():
-            self._context.log.warning(f"range {hole} had lost its partition key, and was registered again as one range")
+            self._context.log.warning(
+                f"Dagster no longer had the partitions of the LSN range {hole}; one partition for the whole range "
+                "was added"
+            )
         for key in self._ranges.odd():
-            what = f"partition {key!r} of {self._ranges.name} is not a range of the change log: skipped"
+            what = f"partition {key!r} of {self._ranges.name} is not a range of the change log, so pgcdc ignores it"
             self._context.log.warning(f"{what}; {DELETE}")
         return self._ranges.known()
 

@@ -16,7 +16,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange, merged
 from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.errors import BadRange, RangeGap, WrongInstance
 
-DELETE: Final = 'delete it in the UI, by "Delete partitions" of the asset `change_log`'
+DELETE: Final = 'delete this partition in the UI, with "Delete partitions" of the asset `change_log`'
 
 
 class RangeRegister:
@@ -130,7 +130,9 @@ class Selection:
             raise BadRange(f"partition {keys[0]!r} of {register.name} is not a range of the change log", do=DELETE)
         for span in self.ranges:
             if span not in known:
-                raise RangeGap(f"no range {span.key} is registered", do="choose a partition that the UI lists")
+                raise RangeGap(
+                    f"{register.name} has no partition {span.key}", do="choose a partition that the UI lists"
+                )
         gaps = [LsnRange(left.end, right.start) for left, right in pairwise(self.ranges) if left.end < right.start]
         self.holes = [gap for gap in gaps if not any(gap.start <= old.start < gap.end for old in known)]
         """Holes between the selected ranges. They are processed too, although they have no keys to select."""
@@ -141,11 +143,12 @@ class Selection:
         """Warnings about the selection, as text."""
         return [
             *(
-                f"partition {key!r} of {self._of} is not a range of the change log: skipped; {DELETE}"
+                f"partition {key!r} of {self._of} is not a range of the change log, so pgcdc ignores it; {DELETE}"
                 for key in self.odd
             ),
             *(
-                f"range {hole} has lost its partition key: it is processed together with the selected ranges"
+                f"Dagster no longer has the partitions of the LSN range {hole}, which lies between the selected "
+                "ranges: the run processes this range too"
                 for hole in self.holes
             ),
         ]

@@ -52,7 +52,8 @@ class PgcdcTranslator:
             return dg.AssetSpec(data.key, kinds={"spark", "postgres"}, group_name=group, description=text)
         if data.stage == "changes":
             text = (
-                f"Typed change feed of {name}, in commit order. Materializing a range rebuilds it from the change log."
+                f"The change feed of {name}: its changes with typed columns, in commit order. Materializing a range "
+                "writes its changes again, from the change log."
             )
             return dg.AssetSpec(data.key, kinds={"spark", "deltalake"}, group_name=group, description=text)
         follows = "" if table.updates_seen else " Updates and deletes are not applied."

@@ -76,7 +76,7 @@ def report_dead_runs(instance: dg.DagsterInstance, names: Names, layout: Layout,
     silence = lock.silence(layout) if records else 0.0
     dead = [record.dagster_run for record in records if _died(record, names, now or time.time(), silence)]
     for run in dead:
-        instance.report_run_failed(run, "its process died; the next run continues where it stopped")
+        instance.report_run_failed(run, "the process of this run died; the next run continues where this run stopped")
     return [run.run_id for run in dead]
 
 
@@ -110,7 +110,7 @@ def stop_for_waiting_runs(context: dg.OpExecutionContext, names: Names, stop: th
 def _watch_queue(context: dg.OpExecutionContext, names: Names, stop: threading.Event, done: threading.Event) -> None:
     while not done.wait(_LOOK_SECONDS):
         if runs_of(context.instance, names, [dg.DagsterRunStatus.QUEUED]) or waiting_for_pool(context.instance, names):
-            context.log.info("another run of this source waits, so this run ends as soon as it can stop cleanly")
+            context.log.info("another run of this source waits for this run, which therefore ends as soon as it can")
             stop.set()
             return
 

@@ -73,7 +73,7 @@ def sync_sensor(of: Replication, job: dg.JobDefinition) -> dg.SensorDefinition:
         required_resource_keys={of.names.engines},
         minimum_interval_seconds=of.settings.sensor_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING if of.running else dg.DefaultSensorStatus.STOPPED,
-        description="Checks slot and log with plain SQL, and requests a sync run if the mirrors are behind.",
+        description="Reads the positions of slot and change log, and requests a sync run if the mirrors are behind.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         engines: Engines = getattr(context.resources, of.names.engines)
@@ -246,7 +246,7 @@ def _still_current(of: Replication, cursor: Cursor, instance: dg.DagsterInstance
     if of.freshness is None or time.time() - cursor.fresh < _CURRENT_SECONDS:
         return None
     known = of.register(instance).known()
-    what = "the source has published nothing after this range, so the newest consistent point is current"
+    what = "the source has no newer change to a published table, so the newest consistent point is still current"
     return dg.AssetMaterialization(
         of.placed(of.names.consistent_points), partition=known[-1].key, description=what
     ) if known else None  # fmt: skip

@@ -61,10 +61,10 @@ def sync_job(of: Replication) -> dg.JobDefinition:
     return job_of_one_op(
         of,
         of.names.sync_job,
-        "Brings PostgreSQL's changes into the mirrors.",
+        "Applies the changes of the source to the mirrors.",
         SYNC_OP,
-        "Copies new tables, receives changes, applies them and publishes consistent points. Records each LSN range "
-        "when it ends.",
+        "Copies new tables, receives changes, applies them and publishes consistent points. Records an LSN range in "
+        "Dagster when all its changes are applied.",
         sync,
     )
 
@@ -87,9 +87,9 @@ def repair_job(of: Replication) -> dg.JobDefinition:
     return job_of_one_op(
         of,
         of.names.repair_job,
-        "Repair one mirror for one LSN range, from the change log.",
+        "Repairs one mirror: rebuilds, from the change log, the rows that changed in one LSN range.",
         REPAIR_OP,
-        "Rebuilds, from the change log, the rows that changed in a range.",
+        "Rebuilds, from the change log, the rows of one mirror that changed in one LSN range.",
         repair,
     )
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.core.names import TableName
 
 VERIFY_CHECK = "equal_to_source"
-_REPEATED = " (the result of the last comparison; materializing an asset does not compare it again)"
+_REPEATED = " (the result of the last comparison; a run that materializes assets compares nothing)"
 
 
 def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
@@ -43,7 +43,7 @@ def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
         specs[op_name("mirror", table.name)] = dg.AssetCheckSpec(
             MIRROR_CHECK,
             asset=of.spec("mirror", table).key,
-            description="The mirror receives all changes of its table, and no other program has changed it.",
+            description="The mirror receives all changes of its table, and no other program has changed the mirror.",
         )
     specs |= verify_specs(of, catalog)
 
@@ -81,8 +81,9 @@ def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
 def verify_specs(of: Replication, catalog: Catalog) -> dict[str, dg.AssetCheckSpec]:
     """The checks, by the names of their outputs in the op of all checks."""
     text = (
-        "Compares every value of the mirror with the source. Reads both tables completely. Run only this check, or run "
-        f"the job {of.names.verify_job} for all tables."
+        "Compares every value of the mirror with its table on the source, and so reads both completely. Run this check "
+        f"alone, or run the job {of.names.verify_job} for all tables. A run that also materializes assets compares "
+        "nothing, and only repeats the last result."
     )
     return {
         op_name("equal", table.name): dg.AssetCheckSpec(
@@ -152,7 +153,9 @@ def _verified(of: Replication, context: dg.OpExecutionContext, tables: "list[Tab
         of.settings,
         conninfo,
         sync_to,
-        lambda holders: context.log.info(f"PostgreSQL waits for {'; '.join(map(str, holders))}"),
+        lambda holders: context.log.info(
+            f"the snapshot waits until these transactions end: {'; '.join(map(str, holders))}"
+        ),
     )
     boundary.prepare()
     # The sync that `prepare` ran may have given renamed tables their new names.

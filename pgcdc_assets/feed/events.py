@@ -96,12 +96,13 @@ def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> I
     old = found.get("O") or found.get("K")
     if "O" in found and "K" in found:
         raise ProtocolError(
-            "key tuples (K) and old tuples (O) arrived for the same Relation message", thing=str(route.shape.table)
+            "the source sent key tuples (K) and old tuples (O) without a Relation message between them",
+            thing=str(route.shape.table),
         )
     if kind == "I":
         yield from _inserts(found["N"], route)
     elif not route.keyed and not route.table.multiset:
-        yield Unfollowable(0, "updates or deletes arrived for a table that is replicated for inserts only")
+        yield Unfollowable(0, "updates or deletes arrived, although the mirror has no key and follows inserts only")
     elif route.table.multiset:
         yield from _copies(found.get("N"), old, route)
     elif kind == "D" and old is not None:
@@ -132,7 +133,7 @@ def _inserts(new: Images, route: Route) -> Iterator[RowChanges | Unfollowable]:
         lacking = np.logical_or.reduce(list(change.unchanged.values()))
         yield Unfollowable(
             int(new.rows[np.argmax(lacking)]),
-            "an inserted row arrived without a large value, because a row filter turned an update into an insert",
+            "an inserted row arrived without a large value, because a row filter made an insert from an update",
         )
     yield from _checked(change, route)
 
@@ -171,7 +172,9 @@ def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[Ro
     arriving = np.zeros(0, dtype=np.int64) if new is None else new.rows
     if old is None or old.image != "O" or (new is not None and len(old.rows) != len(arriving)):
         at = arriving if len(arriving) else np.zeros(1, dtype=np.int64)
-        yield Unfollowable(int(at[0]), "an update or delete arrived without the whole old row")
+        yield Unfollowable(
+            int(at[0]), "an update or delete arrived without the whole old row, which a mirror without a key needs"
+        )
         return
     if new is None:
         yield _change(DELETE, old, route)

@@ -56,7 +56,7 @@ class FeedWriter:
     def close(self) -> FeedFile:
         self.flush()
         if self._writer is None or self._draft is None:
-            raise LakeError("no rows were written", thing=str(self._path))
+            raise LakeError("contains no rows, so it cannot be added to the feed", thing=str(self._path))
         facts = FeedFacts(
             commit_min=min(self._bounds),
             commit_max=max(self._bounds),

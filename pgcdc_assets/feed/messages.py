@@ -248,7 +248,7 @@ def read_messages(layout: Layout, span: LsnRange, stood: Lsn, commits: Sequence[
         raise LakeError("does not exist", thing=f"feed {layout.messages}")
     stands = Lsn(max(delta.positions.values(), default=0))
     if stands < stood:
-        raise LakeError(f"ends at {stands}, but a consistent point recorded its end as {stood}",
+        raise LakeError(f"ends at {stands}, but a consistent point says that it is complete to {stood}",
                         thing=f"feed {layout.messages}")  # fmt: skip
     files = [
         file for file in delta.files if (bounds := bounds_of(file, ORDER_LSN))[0] < span.end and bounds[1] >= span.start

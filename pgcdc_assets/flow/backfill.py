@@ -84,8 +84,8 @@ def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepor
     for name in tables:
         unread = work.progress[name].unread
         if unread is not None:
-            raise NotRepairable(f"the rest of the range cannot be applied yet: {unread.what}", thing=str(name),
-                                lsn=work.progress[name].replay_lsn,
+            raise NotRepairable(f"the range above this table's replay_lsn cannot be applied yet: {unread.what}",
+                                thing=str(name), lsn=work.progress[name].replay_lsn,
                                 do="run `pgcdc sync`, which checks the source's catalog first")  # fmt: skip
     return _report(work, span, turns)
 
@@ -99,7 +99,7 @@ def repair(work: Work, name: TableName, span: LsnRange) -> RangeReport:
         raise _unreadable(entry)
     if span.end > entry.replay_lsn:
         raise UsageError(
-            f"range {span} ends after the table's replay_lsn {entry.replay_lsn}, so a part of it is not applied yet",
+            f"range {span} ends above the table's replay_lsn {entry.replay_lsn}, so a part of it is not applied yet",
             thing=str(name), do="run `pgcdc sync`, which applies it",
         )  # fmt: skip
     return _report(work, span, {name: _repaired(work, entry, span)})
@@ -115,7 +115,7 @@ def _readable(work: Work, name: TableName) -> TableRecord:
 def _unreadable(entry: TableRecord) -> UsageError:
     name = entry.table.name
     what = str(entry.state).replace("_", " ")
-    return UsageError(f"has the state {what}, so no range of it can be applied or rebuilt", thing=str(name),
+    return UsageError(f"has the state {what}, so no range of its changes can be applied or rebuilt", thing=str(name),
                       do=f"copy it first: `pgcdc snapshot {name.shell}`")  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def widened(work: Work, span: LsnRange) -> LsnRange:
         raise RangeGap(f"range {span} begins below the log, which starts at {start}",
                        do="choose a range above that LSN, or copy the table again: `pgcdc snapshot TABLE`")  # fmt: skip
     if span.end > end:
-        raise RangeGap(f"range {span} ends after the log, which is complete to {end}", lsn=span.end,
+        raise RangeGap(f"range {span} ends above {end}, the end of the log", lsn=span.end,
                        do="run `pgcdc sync`, which receives the rest")  # fmt: skip
     ends = [batch.end for batch in work.log.batches(start, end)]
     return LsnRange(

@@ -105,8 +105,8 @@ class Boundary:
                 if now > deadline:
                     who = ", ".join(str(one) for one in old)
                     raise CopyBlocked(
-                        f"not taken within {LOCK_SECONDS} s, because it waits for all open transactions: {who}",
-                        thing="snapshot", do="end these transactions, then run again",
+                        f"was not taken within {LOCK_SECONDS} s, because it waits for all open transactions: {who}",
+                        thing="snapshot", do="end these transactions, then run the command again",
                     )  # fmt: skip
                 if now > tell_at:
                     tell_at = now + TELL_SECONDS
@@ -155,5 +155,7 @@ class Boundary:
                 "has no table to compare: all are set aside", thing=thing, do="see the reasons in `pgcdc status`"
             )
         raise LakeError(
-            "has no table to compare: each waits for its copy", thing=thing, do="run `pgcdc sync`, then verify again"
+            "has no table to compare: each waits for its copy",
+            thing=thing,
+            do="run `pgcdc sync`, then `pgcdc verify` again",
         )

@@ -25,7 +25,7 @@ from pgcdc_assets.source.setup.rights import lacking_rights
 from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.snapshot.export import exported_snapshot, shown_tables
 
-_GRANTED = "then run again, which copies the table"
+_GRANTED = "after these statements, the next run copies the table"
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Copies:
                 if name in self._work.progress:
                     self._fail(failure)
             elif new:
-                self._say(f"postponed until the next catalog check: {failure.thing} {failure.what}", name)
+                self._say(f"the copy is postponed until the next catalog check: {failure.thing} {failure.what}", name)
         return again
 
     def _not_copied(self, name: TableName, failure: PgcdcError) -> None:

@@ -84,7 +84,7 @@ def lake_in_turn(layout: Layout, command: str, say: Callable[[str], None], stop:
             refusal = lambda: f"{waiting(layout) or 'another command'} already waits for this lake"  # noqa: E731
             with sole(layout, layout.waiting, refusal) as place:
                 place.write(str(LockHolder(os.getpid(), command)))
-                say(f"waits for {found or 'the lake'}, which pauses after its current turn and copies")
+                say(f"waits for {found or 'the sync'}, which releases the lake after its current turn and copies")
                 while not stop.wait(storage.pace(layout.root)):
                     with suppress(LockHeld):
                         lake.enter_context(lake_lock(layout, command))

@@ -121,7 +121,7 @@ def forget_tables(work: Work, tables: Sequence[TableName]) -> list[Forgotten]:
 def _refuse(work: Work, name: TableName) -> None:
     if name in work.progress:
         do = "first exclude it in the setting `tables`, or drop it on the source, and run `pgcdc sync`"
-        raise UsageError("is still followed, so its mirror is not deleted", thing=f"table {name}", do=do)
+        raise UsageError("is still mirrored, so its mirror is not deleted", thing=f"table {name}", do=do)
     if (waiting := next((one for one in work.progress if one.former == name), None)) is not None:
         do = f"run `pgcdc sync` first: it renames the mirror to {waiting.table.name}"
         raise UsageError("holds the rows of a table that was renamed", thing=f"mirror {name}", do=do)

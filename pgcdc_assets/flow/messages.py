@@ -104,4 +104,4 @@ def _opened(work: Work) -> MessageFeed:
 def _report_failure(work: Work, failure: str) -> None:
     if failure not in work.messages_reported:
         work.messages_reported.add(failure)
-        work.observer.progress("messages", f"the feed of messages has failed, and is tried again later: {failure}")
+        work.observer.progress("messages", f"writing the feed of messages failed, and will be tried again: {failure}")

@@ -41,7 +41,7 @@ def refuse_other_lake(settings: Settings, *, may_be_gone: bool = False) -> None:
         what = "holds the change log of another project" if found else "has no change log"
         raise WrongLake(
             f"{what}, and the lake of this project is {note.lake}", thing=f"lake {layout.root}",
-            do=f"{_set(note)}; a lake that was moved as a whole is recognised; for a new lake, {COPY_ANEW}",
+            do=f"{_set(note)}; if the lake was moved, move its change log too; for a new lake, {COPY_ANEW}",
         )  # fmt: skip
     elif found:
         raise WrongLake(
@@ -77,11 +77,11 @@ def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
     it. This lake would confirm changes that the other lake still needs."""
     if slot.active or slot.decoded.total_txns:
         raise WrongLake(
-            f"has no change log, but {slot.thing} was read before: another lake probably depends on it",
+            f"has no change log, but {slot.thing} was read before, so another lake probably needs its changes",
             thing=f"lake {layout.root}",
-            do="set `lake` (PGCDC_LAKE, or pgcdc.yaml) to that lake, or choose another name in the setting `slot`; if "
-               "no lake needs the slot, run `pgcdc teardown --shared`, then `pgcdc setup` and `pgcdc sync`, which "
-               "copies all tables again",
+            do="set `lake` (PGCDC_LAKE, or pgcdc.yaml) to the other lake, or choose another name in the setting "
+               "`slot`; if no lake needs the slot, run `pgcdc teardown --shared`, then `pgcdc setup` and `pgcdc sync`, "
+               "which copies all tables again",
         )  # fmt: skip
 
 

@@ -127,14 +127,15 @@ class TablesProgress:
             why = (
                 f"cannot be mirrored: {entry.reason}"
                 if entry.refused
-                else "is not set aside, so there is nothing to heal"
+                else "is not set aside, so `pgcdc heal` has nothing to do"
             )
             raise UsageError(why, thing=str(name))
         held, copied_anew = self._target.standing(name), f"copy it again: `pgcdc snapshot {name.shell}`"
         if held is None or held.oid not in (None, entry.table.oid):
             raise NotRepairable("contains no copy of the table", thing=f"mirror {name}", do=copied_anew)
         if not self._standings.in_log(held):
-            what = f"is at {held.replay_lsn}, but the log begins at {self._standings.log_begins}: changes are missing"
+            begin = self._standings.log_begins
+            what = f"is at {held.replay_lsn}, but the log begins at {begin}: the changes between these LSNs are lost"
             raise NotRepairable(what, thing=f"mirror {name}", lsn=held.replay_lsn, do=copied_anew)
         return replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=held.version,
                        unchanged_from=held.recorded, reason=None)  # fmt: skip

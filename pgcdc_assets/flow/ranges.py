@@ -115,12 +115,12 @@ def rows_by_kind(batches: Sequence[BatchSummary]) -> dict[str, int]:
 class Why(StrEnum):
     """Why rows of the log were applied to no mirror."""
 
-    LEFT_OUT = "the setting `tables` excludes it"
-    COPY = "its table waits for a copy, which will contain these rows"
-    RENAMED = "its table was renamed, and the mirror with the new name gets these rows"
-    SET_ASIDE = "its table is set aside"
-    LEFT = "this partition was removed from its table, with its rows"
-    UNKNOWN = "it belongs to no followed table"
+    LEFT_OUT = "the setting `tables` excludes the table"
+    COPY = "the table waits for a copy, which will contain these rows"
+    RENAMED = "the table was renamed, and the mirror with the new name gets these rows"
+    SET_ASIDE = "the table is set aside"
+    LEFT = "this partition no longer belongs to the table, and neither do its rows"
+    UNKNOWN = "this relation belongs to no mirrored table"
 
 
 def untaken(work: Work, span: LogSpan) -> list[Untaken]:
@@ -131,7 +131,7 @@ def untaken(work: Work, span: LogSpan) -> list[Untaken]:
     router = work.progress.router
     shapes = {shape.relation_id: shape for shape in span.shapes.values()}
     if lacking := counts.keys() - shapes.keys():
-        raise LogCorrupt(f"counts rows of relation {min(lacking)}, but lacks the relation's structure",
+        raise LogCorrupt(f"the log counts rows of relation {min(lacking)}, but does not contain its columns",
                          lsn=span.lsns.start)  # fmt: skip
     others = [shapes[relation] for relation in sorted(counts) if router.place(shapes[relation]).table is None]
     every = Router.of(entry.table for entry in work.progress) if others else router
@@ -261,7 +261,7 @@ def _merge_feed(work: Work, entry: TableRecord) -> None:
         work.feeds.open(entry.table).compact(entry.replay_lsn)
     if failed.reason is not None:
         work.observer.progress("apply", f"small files of the change feed of {entry.table.name} were not merged: "
-                               f"{failed.reason}; `pgcdc repair` of its ranges rebuilds the feed",
+                               f"{failed.reason}; `pgcdc repair` of the table's ranges rebuilds the feed",
                                table=str(entry.table.name))  # fmt: skip
 
 

@@ -97,8 +97,8 @@ class StructureChanges:
         fails, it can be tried again."""
         assert record.former is not None
         self._work.progress.reshaping(record.table.name)
-        what = f"was called {record.former}"
-        self._say("watch", f"table {record.table.name}: {what}, and its mirror is renamed too", record.table.name)
+        what = f"was renamed from {record.former}"
+        self._say("watch", f"table {record.table.name}: {what}, so its mirror is renamed too", record.table.name)
         change = partial(self._work.target.rename, record.former, record.table, record.version, record.replay_lsn)
         self._in_progress.append((MirrorChange(record.table, what, record.former), self._pool.submit(change)))
 
@@ -179,5 +179,5 @@ def _done(before: Table, after: Table) -> str:
     """Whether the mirror has changed, as text. It has not if, for example, a column was renamed and renamed back."""
     leaves, now = ({leaf.oid for leaf in table.leaves} for table in (before, after))
     if alike(before, after) and leaves == now:
-        return "this was undone, and its mirror is unchanged"
-    return "its mirror has the new structure"
+        return "the change was undone, so the mirror is unchanged"
+    return "the mirror has the new structure"

@@ -84,7 +84,7 @@ def test_empty_range_holds_no_commit() -> None:
 
 
 def test_error_names_the_gap_between_two_ranges() -> None:
-    with pytest.raises(RangeGap, match=r"0/1\.\.0/2 is followed by 0/3\.\.0/4") as gap:
+    with pytest.raises(RangeGap, match=r"0/3\.\.0/4 does not begin where 0/1\.\.0/2 ends") as gap:
         merged([LsnRange(Lsn(3), Lsn(4)), LsnRange(Lsn(1), Lsn(2))])
     assert gap.value.lsn == 2
     with pytest.raises(BadRange):

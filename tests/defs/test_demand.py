@@ -19,10 +19,10 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
 @pytest.mark.parametrize(
     ("look", "cursor", "wanted", "why"),
     [
-        pytest.param(LEVEL, OLD, False, "the source is at 0/1000", id="level"),
+        pytest.param(LEVEL, OLD, False, "no WAL above the lake's position, 0/1000", id="level"),
         pytest.param(replace(LEVEL, to_copy=2), FRESH, True, "tables to copy: 2", id="a table to copy"),
         pytest.param(replace(LEVEL, unapplied=3), FRESH, True, "not applied yet: 3", id="log not applied"),
-        pytest.param(replace(AHEAD, published=True), FRESH, True, "published changes wait", id="published change"),
+        pytest.param(replace(AHEAD, published=True), FRESH, True, "changes wait in the slot", id="published change"),
         pytest.param(
             replace(AHEAD, flush_lsn=Lsn(0x1001), published=True), FRESH, True, "1 bytes of WAL", id="ahead by one byte"
         ),
@@ -48,11 +48,11 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             id="one byte less than 16 MiB",
         ),
         pytest.param(
-            replace(LEVEL, to_copy=2, unapplied=3, paused=True), OLD, False, "so are the mirrors",
+            replace(LEVEL, to_copy=2, unapplied=3, paused=True), OLD, False, "no WAL above",
             id="nothing is to be applied",
         ),
         pytest.param(
-            replace(AHEAD, published=True, paused=True), FRESH, True, "published changes wait", id="yet it is received"
+            replace(AHEAD, published=True, paused=True), FRESH, True, "changes wait", id="yet it is received"
         ),
         pytest.param(
             replace(AHEAD, published=True, to_copy=1, endpos=Lsn(0x1000)), OLD, False, "syncs end at 0/1000",
@@ -63,7 +63,7 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             "not applied yet: 1", id="what it has is applied"
         ),
         pytest.param(replace(AHEAD, published=True, endpos=Lsn(0x1001)), OLD, True, "changes wait", id="not yet"),
-        pytest.param(replace(LEVEL, flush_lsn=Lsn(0xF00)), OLD, False, "and so are the mirrors", id="source behind us"),
+        pytest.param(replace(LEVEL, flush_lsn=Lsn(0xF00)), OLD, False, "no WAL above", id="source behind us"),
     ],
 )  # fmt: skip
 def test_a_run_is_requested_only_if_there_is_work(look: SourceState, cursor: Cursor, wanted: bool, why: str) -> None:

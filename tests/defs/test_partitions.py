@@ -69,9 +69,9 @@ def test_selecting_no_range_or_ranges_with_a_gap_fails(register: RangeRegister) 
         register.add(known)
     with pytest.raises(BadRange, match="no LSN range was selected"):
         Selection([], register)
-    with pytest.raises(RangeGap, match="0/20 is followed by 0/30"):
+    with pytest.raises(RangeGap, match=r"0/30\.\.0/40 does not begin where 0/10\.\.0/20 ends"):
         Selection([span(0x10, 0x20).key, span(0x30, 0x40).key], register)
-    with pytest.raises(RangeGap, match="000000000040-000000000050 is registered"):
+    with pytest.raises(RangeGap, match="has no partition 000000000040-000000000050"):
         Selection([span(0x30, 0x40).key, span(0x40, 0x50).key], register)
 
 

@@ -183,13 +183,16 @@ def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
     assert observer.lines == [
         "watch: table public.b: is no longer published, or was dropped",
         "watch: table public.new: is published now",
-        "watch: table public.c: was called public.a, and its mirror is renamed too",
+        "watch: table public.c: was renamed from public.a, so its mirror is renamed too",
     ]
 
 
 @pytest.mark.parametrize(
     ("now", "said"),
-    [(B, "this was undone, and its mirror is unchanged"), (_table(2, "b", "w"), "its mirror has the new structure")],
+    [
+        (B, "the change was undone, so the mirror is unchanged"),
+        (_table(2, "b", "w"), "the mirror has the new structure"),
+    ],
     ids=["renamed back", "still renamed"],
 )
 def test_log_line_of_a_renamed_column_says_whether_its_mirror_changed(work: Work, now: Table, said: str) -> None:

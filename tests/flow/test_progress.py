@@ -162,7 +162,7 @@ def test_pgcdc_heal_lets_a_table_that_was_set_aside_continue_from_the_log(
     for table in (A, B):
         progress.copied(table, Lsn(10), 2)
     progress.put_aside(B.name, Lsn(20), "the mirror lacks a row")
-    with pytest.raises(UsageError, match="is not set aside, so there is nothing to heal"):
+    with pytest.raises(UsageError, match="is not set aside, so `pgcdc heal` has nothing to do"):
         progress.heal([A.name])
     progress.heal([B.name])
     healed = progress[B.name]

@@ -39,7 +39,7 @@ def test_mirror_continues_under_the_new_name(rig: Rig) -> None:
     assert Lake(rig.lake).at(before).tables == [T, TableName("public", "u")]
     assert T not in Lake(rig.lake).at().tables
     (told,) = rig.observer.structures
-    assert (told.table, told.what, told.before.name) == (W, "was called public.t", T)
+    assert (told.table, told.what, told.before.name) == (W, "was renamed from public.t", T)
     rig.commit("UPDATE w SET v = v || '!'", "TRUNCATE u")
     rig.sync()
     rig.assert_equal("public.w", "public.u")
@@ -52,7 +52,7 @@ def _listed(rig: Rig, name: TableName) -> bool:
 
 @pytest.mark.long
 def test_files_under_the_former_name_are_deleted_by_forget(rig: Rig) -> None:
-    with pytest.raises(UsageError, match="is still followed"):
+    with pytest.raises(UsageError, match="is still mirrored"):
         rig.engine("forget").forget([T])
     rig.commit("ALTER TABLE t RENAME TO w")
     rig.sync()
