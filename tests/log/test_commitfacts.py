@@ -99,6 +99,8 @@ def test_file_lists_only_the_aborted_subtransactions_in_its_range_of_xids(
 
 
 def test_commit_facts_are_filled_into_the_rows() -> None:
+    """Readers fill the columns of an early file from its tags, and leave out the rows of subtransactions that were
+    rolled back."""
     late = CommitFacts(Lsn(9), 1_000_000, (701, 702), {1: 11, 3: 1})
     filled = late.fill(TABLE)
     assert filled.schema.equals(TABLE.schema.remove(4))

@@ -1,4 +1,4 @@
-"""The receiver is killed at some moment and started again. The log then equals the log without a kill."""
+"""The receiver ends unexpectedly, and is started again. The log then equals a log that was received in one run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_receiver_ends_at_a_boundary_when_its_parent_dies(source: Source) -> Non
         child = int(parent.stdout.readline())
         eventually(lambda: source.slot_row(log, "active") == "true")
         end = source.run("INSERT INTO a VALUES (1, 'x')")
-        # The batch would stay open for a minute if the parent did not end.
+        # The receiver gets the transaction, but its batch stays open for a minute, so the log has no rows yet.
         eventually(lambda: bool(source.conn.execute(_SENT, [str(end)]).fetchone()))
         assert rows(log) == []
         parent.kill()
@@ -76,7 +76,7 @@ def test_lost_connection_is_reported_and_loses_nothing(source: Source) -> None:
     assert content(log) == content(twin)
 
 
-def test_transactions_that_a_slot_behind_the_log_repeats_are_stored_once(source: Source) -> None:
+def test_transactions_that_a_slot_behind_the_log_resends_are_stored_once(source: Source) -> None:
     """PostgreSQL does not write confirmations to disk at once, so a crash of the source can set the slot back. The test
     replaces the slot by a copy that was made before the changes."""
     log, twin = source.log(), source.log("twin")
@@ -134,7 +134,7 @@ def test_full_disk_is_reported_with_its_folder(source: Source) -> None:
     assert len(rows(log, "kind = 'I'")) == 20000
 
 
-# A run ends if the server sends nothing on an open connection ---------------------------------------
+# A run ends if nothing arrives on an open connection, not even replies to requests ------------------
 
 SHORT = Patience(0.4, 1, 0.3)
 
@@ -208,7 +208,8 @@ def test_idle_source_does_not_end_the_run(source: Source, path: DeadPath) -> Non
 def test_receiver_waits_for_a_walsender_that_is_decoding(
     source: Source, path: DeadPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A walsender that decodes WAL of unpublished tables sends nothing, and does not read requests either."""
+    """A walsender that decodes WAL of unpublished tables sends nothing, and reads no requests. This must not end the
+    run."""
     looked: list[bool] = []
     at_work = ReplicationConnection.at_work
 

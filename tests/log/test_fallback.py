@@ -142,7 +142,7 @@ def test_restored_source_is_noticed_by_its_streamed_transactions(twins: Twins) -
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
     twins.streamed.receive(source.run("BEGIN", many(1), many(1001), "COMMIT"))
     with_other = source.run("BEGIN", many(5001), many(6001), "COMMIT")
-    # Set the slot back to below the second transaction, and move the log's position above it. The log does not have it.
+    # Set the slot back, and move the log's position above the second transaction, which the log does not have.
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [f"{slot}_old", slot])
     _move(twins, with_other)

@@ -29,7 +29,7 @@ def emitted(source: Source, prefix: str) -> Lsn:
     return source.scalar_lsn(f"pg_logical_emit_message(false, '{prefix}', 'content')")
 
 
-def test_only_messages_with_chosen_prefixes_leave_rows(source: Source) -> None:
+def test_only_messages_with_chosen_prefixes_get_rows_in_the_log(source: Source) -> None:
     log = source.log()
     for prefix in ("app", "outbox.orders", "outbox.debug", "application"):
         source.run(BETWEEN.format(prefix), INSIDE.format(prefix))
@@ -59,7 +59,7 @@ def test_each_message_is_stored_once_wherever_a_run_ends(source: Source) -> None
     assert log.verify(_all(log))
 
 
-def test_messages_that_a_slot_behind_the_log_repeats_are_stored_once(source: Source) -> None:
+def test_messages_that_a_slot_behind_the_log_resends_are_stored_once(source: Source) -> None:
     """The slot is behind the log because the receiver was killed between a batch's commit and its confirmation."""
     log = source.log()
     held = source.slot("held")

@@ -171,7 +171,7 @@ def test_locked_table_does_not_delay_the_stream(source: Source, database: Databa
         other.execute("ROLLBACK")
 
 
-# Marks: LSNs up to which the sync orders a complete log (MARK) --------------------------------------
+# Marks: LSNs up to which the log must become complete at once (MARK orders) -------------------------
 
 FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g"
 
@@ -357,7 +357,7 @@ class SlowDisk(BatchWriter):
 @pytest.mark.long
 def test_slow_disk_delays_no_answer_to_the_server(source: Source, tmp_path: Path) -> None:
     """The receiver's session has a wal_sender_timeout of one second, but the disk needs three seconds for each batch.
-    Batches are due one after another."""
+    The next batch is due before the previous batch is written."""
     log, asked = source.log(), list[float]()
     end = source.run(*(f"INSERT INTO a VALUES ({number}, repeat('x', 100000))" for number in range(30)))
 
@@ -375,7 +375,7 @@ def test_slow_disk_delays_no_answer_to_the_server(source: Source, tmp_path: Path
 
 def test_no_confirmation_lies_inside_a_commit_record(source: Source) -> None:
     """A confirmation inside a commit record would lose the transaction (DecodeTXNNeedSkip). A second slot, which
-    publishes all tables, provides the commit records."""
+    publishes all tables, shows where the commit records are."""
     log, twin = source.log(), source.log("twin")
     witness = source.slot("witness")
     source.conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
@@ -419,7 +419,7 @@ def test_confirmed_position_survives_a_crash_of_the_machine(
     lake.mkdir()
     disk = Disk(tmp_path, os.fsync)
     monkeypatch.setattr(os, "fsync", disk.fsync)
-    # The segments are so small that some are written before all of their transaction has arrived.
+    # The segments are so small that some are written before their whole transaction has arrived.
     receiving = replace(RECEIVING, segment_bytes=1 << 19)
     log, left = source.log(), dict[Lsn, Path]()
 

@@ -171,7 +171,7 @@ def test_file_with_an_unreadable_summary_is_named_in_the_error(log: ChangeLog) -
     assert len(ChangeLog(Layout.of(log.path.parent.parent)).batches(START)) == 1
 
 
-def test_position_that_is_not_an_lsn_is_named_in_the_error(log: ChangeLog) -> None:
+def test_position_that_is_not_an_lsn_is_reported_as_damage(log: ChangeLog) -> None:
     commit = path_of(log.path) / "_delta_log" / f"{0:020}.json"
     commit.write_text(commit.read_text().replace(f'"version": {int(START)}', f'"version": {1 << 70}'))
     with pytest.raises(LogCorrupt, match="is damaged, and cannot be read"):

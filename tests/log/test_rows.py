@@ -101,7 +101,7 @@ def test_joined_frames_equal_the_original_frames(transactions: list[Any], cuts: 
 @pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(TRANSACTIONS)
-def test_clustering_keeps_rows_and_order_within_a_relation(transactions: list[Any]) -> None:
+def test_clustering_by_relation_keeps_all_rows_and_their_order_in_each_relation(transactions: list[Any]) -> None:
     relations = Relations()
     stream = build(transactions, relations)
     rows = rows_of(run_of(stream.frames, 0), None, relations)
@@ -179,7 +179,7 @@ def test_stream_aborts_leave_no_rows() -> None:
     assert (found.xid, found.ordinal) == (1, 1)
 
 
-def test_rows_of_an_undescribed_relation_are_refused() -> None:
+def test_rows_without_an_earlier_relation_message_are_refused() -> None:
     run = run_of([frame(begin(10, 1)), frame(insert(77, b"x")), frame(commit(10, 20))], 0)
     with pytest.raises(ProtocolError, match="77"):
         rows_of(run, None, Relations())

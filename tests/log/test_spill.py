@@ -73,7 +73,7 @@ def intake(relations: Relations, position: Lsn) -> Intake:
 
 
 class Receiving:
-    """The part of the receiver that handles frames, without a connection and without the second thread."""
+    """The part of the receiver that handles frames. It has no connection, and does all work in the test's thread."""
 
     def __init__(self, folder: Path) -> None:
         self.log = ChangeLog(Layout.of(folder))

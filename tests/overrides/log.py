@@ -94,7 +94,7 @@ override("shutdown_waits_for_a_batch", "pgcdc_assets.log.receive.receiver:Receiv
 override("known_transactions_come_again", "pgcdc_assets.log.receive.wholetransactions:WholeTransactions._first_new",
     lambda _: lambda self, run, before, standalone: 0,
     rule="what the log holds is skipped when a slot is behind it",
-    test="tests/log/test_crash.py::test_transactions_that_a_slot_behind_the_log_repeats_are_stored_once")  # fmt: skip
+    test="tests/log/test_crash.py::test_transactions_that_a_slot_behind_the_log_resends_are_stored_once")  # fmt: skip
 override("resume_by_begin_lsn", "pgcdc_assets.log.receive.wholetransactions:WholeTransactions._first_new",
     lambda original: with_instead(original, "run.brackets.final_lsn", "run.starts(run.brackets.begins)"),
     rule="a transaction is new by its commit_lsn, never by where it began",

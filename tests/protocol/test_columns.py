@@ -219,7 +219,7 @@ def test_status_update_has_positions_and_reply_flag() -> None:
     assert status_update(1 << 63, 0, 0, 0, False)[-1:] == b"\0"
 
 
-def test_the_clock_starts_in_2000() -> None:
+def test_times_of_the_protocol_count_from_the_year_2000() -> None:
     assert EPOCH == 946_684_800 * 10**6
 
 
@@ -268,5 +268,5 @@ def test_frames_are_found_as_by_a_sequential_scan(stream: bytes, cut: int) -> No
 
 
 @given(st.binary(max_size=60).map(lambda noise: noise.replace(b"\x07", b"d").replace(b"\x08", b"\0")))
-def test_frames_in_noise_are_found_as_by_a_sequential_scan(noise: bytes) -> None:
+def test_frames_in_random_bytes_are_found_as_by_a_sequential_scan(noise: bytes) -> None:
     assert looked_up(b"d\0\0\0\x05x" + noise) == walked(b"d\0\0\0\x05x" + noise)

@@ -1,4 +1,4 @@
-"""Texts of a real server: extreme values are cast to Arrow types, and times and positions of a transaction are read."""
+"""Reads values and messages of a real server: extreme values of each type, and the times and LSNs of a transaction."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_timestamps_with_zone_are_cast() -> None:
     assert read(outside, TIMESTAMPTZ) == [UNFIT] * 6
 
 
-def test_instant_fits_by_its_year_in_utc() -> None:
+def test_timestamptz_fits_if_its_year_in_utc_is_between_1_and_9999() -> None:
     texts = ["0001-01-01 00:00:00+00", "0001-01-01 00:00:00+01", "0001-01-01 00:00:00-01"]
     assert read(texts, TIMESTAMPTZ) == [
         datetime.min.replace(tzinfo=UTC), UNFIT, datetime(1, 1, 1, 1, tzinfo=UTC)]  # fmt: skip
@@ -423,7 +423,7 @@ def test_empty_and_null_columns_have_no_elements() -> None:
     assert taken_apart([None, None]) == [[], []]
 
 
-def test_bounds_and_dimensions_are_not_plain_lists() -> None:
+def test_arrays_with_bounds_or_several_dimensions_are_not_plain_lists() -> None:
     texts = ["{1}", "[0:1]={1,2}", "{{1},{2}}", None, '{"{"}', "[1:1][2:2]={{1}}", "{}"]
     assert not_plain(pa.array(texts)).tolist() == [False, True, True, False, False, True, False]
 

@@ -44,7 +44,7 @@ def value(item: Value) -> bytes:
         return b"n"
     if item is UNCHANGED:
         return b"u"
-    # Strings hold bytes that are not text as surrogates.
+    # In the decoded string, each byte that is not valid text is a surrogate.
     data = item.encode("utf-8", "surrogateescape")
     return b"t" + pack("!I", len(data)) + data
 

@@ -52,7 +52,7 @@ def test_a_created_file_is_read_and_never_created_twice(folder: Location) -> Non
     assert _names(place.parent) == ["0.json"]
 
 
-def test_of_concurrent_creates_exactly_one_succeeds(folder: Location) -> None:
+def test_exactly_one_of_several_concurrent_creates_succeeds(folder: Location) -> None:
     won: list[int] = []
     start = threading.Barrier(8)
 
@@ -110,7 +110,7 @@ def test_a_file_contains_no_files(folder: Location) -> None:
             look(inside)
 
 
-def test_listings_are_in_order_and_begin_after_a_name(folder: Location) -> None:
+def test_listing_is_in_order_and_can_begin_after_a_name(folder: Location) -> None:
     for name in ("b", "a", "c", "_hidden", ".dot", "within/d", "_log/e"):
         storage.create(folder / name, name.encode())
     assert _names(folder) == [".dot", "_hidden", "a", "b", "c"]
@@ -147,6 +147,8 @@ def test_a_local_draft_becomes_a_file_of_the_store_when_it_is_put(folder: Locati
 
 
 def test_drafts_are_kept_in_scratch_until_they_are_put(folder: Location) -> None:
+    """Drafts are local files that are not in the store yet. A scratch folder contains drafts for one folder of the
+    store."""
     drafts = storage.scratch(folder / "_spill")
     for name in ("a", "b"):
         Path(drafts.draft(name).path).write_bytes(name.encode())
@@ -181,7 +183,7 @@ def test_folders_are_moved_and_deleted_with_their_hidden_files(folder: Location)
 
 
 def test_odd_names_are_kept(folder: Location) -> None:
-    # No name has a backslash, which Azure treats like a slash. pgcdc encodes a backslash in a table's name.
+    # The test has no name with a backslash, because Azure treats it like a slash. pgcdc encodes backslashes in names.
     names = ['a b/ü "q" %41', "plus+eq=amp&q?hash#", "~|{}[]^`", "*<>:", "'"]
     for name in names:
         storage.create(folder / name, name.encode())
@@ -232,7 +234,7 @@ def test_files_that_a_killed_process_left_in_scratch_are_deleted(folder: Locatio
 
 
 def test_a_checkpoint_has_the_group_of_its_table(tmp_path: Path) -> None:
-    """The folder's group determines who may read the file. A file that was created in a different folder and then moved
+    """The group of the table's folder may read its files. A file that was created in a different folder and then moved
     would not have this group."""
     table = tmp_path / "t"
     table.mkdir()

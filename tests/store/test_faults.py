@@ -58,7 +58,7 @@ def test_a_failed_unconditional_request_is_repeated(fault: Fault, faults: Faults
         assert faults.next == [] or fault is Fault.SLOW, "it was tried again"
 
 
-def test_a_conflict_that_is_repeated_too_often_is_an_error(
+def test_a_request_that_conflicts_too_often_is_an_error(
     faults: Faults, bucket: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "_PATIENCE", 0.2)
@@ -170,7 +170,8 @@ def _answered(ask: Callable[[], object], faults: Faults, served: int) -> bool:
 
 
 def test_a_batch_of_the_log_needs_two_puts(faults: Faults, bucket: Location) -> None:
-    """A batch needs one PUT for the segment and one PUT for the Delta commit. A position without rows needs one PUT."""
+    """A batch needs one PUT for the segment and one PUT for the Delta commit. A commit that only moves the position
+    needs one PUT."""
     log = ChangeLog(Layout(bucket))
     log.create(WHO, START, 3)
     writer, _ = writer_of(log)

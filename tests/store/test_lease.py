@@ -68,7 +68,7 @@ def taken(place: Location) -> bool:
         return held is not None
 
 
-def test_one_process_holds_the_lease_and_its_text_can_be_read(place: Location) -> None:
+def test_one_process_holds_the_lease_and_others_can_read_its_text(place: Location) -> None:
     assert lease.text_of_holder(place) is None
     with holder(place) as other:
         assert lease.text_of_holder(place) == "the holder"

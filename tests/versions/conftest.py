@@ -1,4 +1,4 @@
-"""A server of each version, started once, and the change log with the workload of this server."""
+"""A server of each version, started once, and a change log that received the workload from this server."""
 
 from __future__ import annotations
 
