@@ -133,8 +133,8 @@ def test_update_without_old_row_needs_a_key() -> None:
 
 
 def test_an_update_or_delete_without_the_rows_key_is_refused() -> None:
-    assert decoded("D", [row_message("D", ("K", [None, None, None]))]) == [(0, ["the", "stream", "gives"])]
-    assert decoded("U", [row_message("U", ("N", [U, "x", "y"]))]) == [(0, ["the", "stream", "gives"])]
+    assert decoded("D", [row_message("D", ("K", [None, None, None]))]) == [(0, ["the", "source", "sent"])]
+    assert decoded("U", [row_message("U", ("N", [U, "x", "y"]))]) == [(0, ["the", "source", "sent"])]
 
 
 def test_a_table_published_for_inserts_only_refuses_updates_and_deletes() -> None:

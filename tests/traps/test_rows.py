@@ -115,7 +115,7 @@ def test_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:
     rig.engine().repair(T, removed)
     # These keys were never changed in a range, so only a new copy can restore them.
     assert _differing(rig) == {10, 99}
-    with pytest.raises(NotRepairable, match=r"without a key.*pgcdc snapshot"):
+    with pytest.raises(NotRepairable, match=r"has no key.*pgcdc snapshot"):
         rig.engine().repair(BAG, changed)
 
     # A backfill of all ranges at once, in any order, has the same result. A second backfill changes nothing.
