@@ -117,4 +117,4 @@ class ProblemCode(StrEnum):
     MESSAGES_UNREADABLE = "messages_unreadable"
     """The feed of logical messages cannot be read."""
     MESSAGES_BEHIND = "messages_behind"
-    """The feed of logical messages is behind the newest point."""
+    """The feed of logical messages is behind the newest consistent point."""

@@ -222,7 +222,7 @@ class ConsoleProgress:
         changed = len(report.tables)
         rows = sum(report.rows.values())
         self.note(
-            f"range {report.span}: {report.transactions:,} transactions, {rows:,} rows, {changed} tables",
+            f"applied LSN range {report.span}: {report.transactions:,} transactions, {rows:,} rows, {changed} tables",
             stage="publish", start_lsn=str(report.span.start), lsn=str(report.span.end), rows=rows,
             transactions=report.transactions, bytes=report.bytes, lag_bytes=report.lag_bytes,
         )  # fmt: skip

@@ -126,7 +126,7 @@ def test_log_lines_of_a_run_are_text_by_default(capfd: pytest.CaptureFixture[str
     assert told == [
         "watch: table public.t: is published now",
         "copied public.t: 1,000 rows in 0.2 s",
-        "range 0/1..0/9: 2 transactions, 3 rows, 1 tables",
+        "applied LSN range 0/1..0/9: 2 transactions, 3 rows, 1 tables",
     ]
 
 
