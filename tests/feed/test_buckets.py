@@ -1,4 +1,5 @@
-"""How a table's changes are divided by key. The numbers of rows and bytes in the log's files decide."""
+"""How a table's changes are divided by key into buckets. The numbers of rows and bytes in the log's files decide how
+many buckets there are."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def test_a_bucket_has_at_least_one_row(log: ChangeLog, monkeypatch: pytest.Monke
     assert buckets(log, end, LARGE) == 2
 
 
-def test_small_turns_read_no_footer_and_inserts_are_never_divided(
+def test_small_turns_read_no_parquet_footers_and_inserts_are_not_divided(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, _ = writer_of(log)

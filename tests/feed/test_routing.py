@@ -1,4 +1,5 @@
-"""The rules that decide which table gets the rows of a relation. OIDs decide, not names or the catalog."""
+"""The rules that decide which table gets the rows of a relation. OIDs decide, not names or the catalog.
+A leaf is a partition that stores rows, and its root is the published partitioned table."""
 
 from __future__ import annotations
 

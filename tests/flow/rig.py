@@ -140,7 +140,7 @@ def version(rig: Rig, name: TableName) -> int:
 def children_running(module: str) -> list[int]:
     found = []
     for child in psutil.Process().children(recursive=True):
-        # A child process of an earlier sync may end during this loop, or be a zombie. Its command line cannot be read.
+        # The command line of a child process cannot be read if it has ended during this loop, or is a zombie.
         with suppress(psutil.NoSuchProcess):
             if module in " ".join(child.cmdline()):
                 found.append(child.pid)

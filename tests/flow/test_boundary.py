@@ -25,7 +25,7 @@ from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 from tests.fix_postgres import Database
 from tests.waiting import wait_for
 
-# Without Spark ---------------------------------------------------------------------------------
+# No test needs Spark ---------------------------------------------------------------------------
 
 
 def _never(lsn: Lsn, max_seconds: float | None = None, /) -> None:
@@ -98,11 +98,10 @@ def test_verify_error_names_the_transaction_that_does_not_end(
     assert verify_request(settings.layout) is None
 
 
-def test_snapshot_held_up_by_a_young_transaction_is_taken_again(
+def test_verify_takes_its_snapshot_again_after_it_waited_too_long_for_a_transaction(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt fails because it waited too long for the transaction. Between the two attempts, the running
-    sync continues."""
+    """The first attempt fails. Before the second attempt, a running sync may apply changes again."""
     tries = 0
 
     @contextmanager
@@ -143,7 +142,7 @@ def test_verify_names_the_transaction_it_waits_for_even_if_its_age_is_hidden(
         assert [(one.pid, one.age) for one in waited] == [(other.info.backend_pid, None)]
 
 
-def test_snapshot_that_took_too_long_is_taken_again(
+def test_verify_takes_its_snapshot_again_if_its_creation_took_too_long(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While verify takes its snapshot, a running sync applies nothing, but only for a limited time. After that, the

@@ -112,7 +112,7 @@ def test_turns_and_idle_time_cost_a_bounded_number_of_requests(
 
 
 def _dear(counted: Faults) -> list[str]:
-    """The recorded requests that cost as much as a PUT. Deletions are left out, and requests that depend on time and not
-    on turns: for the lock, the counts, and the LSN up to which the log is complete."""
+    """The recorded requests that cost as much as a PUT. Deletions are left out. Requests that depend on time and not on
+    turns are left out, too: for the lock, the counts, and the LSN up to which the log is complete."""
     return [one for one in counted.asked if one.startswith(("PUT", "LIST", "POST")) and "/lock/" not in one
             and not one.endswith(("/counts.json", "/extent")) and "?delete" not in one]  # fmt: skip

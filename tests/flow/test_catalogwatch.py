@@ -102,7 +102,8 @@ def _watched(work: Work, live: Sequence[Table], *, empty: bool = False, paused: 
 
 
 def test_table_that_is_set_aside_waits_for_a_copy_after_its_catalog_entry_changed(work: Work) -> None:
-    """A turn may find that the mirror lacks rows, before a catalog check finds the change that caused this."""
+    """A turn has set the table aside, because its mirror lacks a row. The change that a later catalog check finds
+    explains this, and a copy repairs the mirror."""
     work.progress.put_aside(B.name, Lsn(15), "the mirror lacks a row")
     _watched(work, [A, B])
     assert work.progress[B.name].state is TableState.SET_ASIDE
@@ -305,7 +306,7 @@ def test_column_change_that_the_mirror_follows_removes_the_table_only_from_later
     assert not shown(entry, Lsn(6))
 
 
-def test_copy_is_listed_only_after_a_catalog_check_that_confirms_its_table(run: Run) -> None:
+def test_copy_is_listed_only_after_a_catalog_check_that_finds_its_table_unchanged(run: Run) -> None:
     """The table may have changed between the snapshot of its copy and the next catalog check."""
     at_the_snapshot = run.work.progress[T].table
     assert run.listed() == {QUIET, T}
@@ -347,7 +348,7 @@ def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_tim
     assert catalog.seen_at > run.work.log.position()
 
 
-def test_table_that_was_a_partition_before_the_first_check_is_not_listed_before_it(run: Run) -> None:
+def test_table_that_was_a_partition_before_the_first_check_is_listed_only_from_this_check(run: Run) -> None:
     """No sync was running while the table was a partition. The check finds only that catalog rows of the table have
     changed since the last sync."""
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
@@ -359,7 +360,7 @@ def test_table_that_was_a_partition_before_the_first_check_is_not_listed_before_
         assert shown(run.work.progress[name], run.sync._catalog.seen_at)
 
 
-def test_copy_of_a_table_that_was_a_partition_later_is_not_listed_at_that_time(run: Run) -> None:
+def test_copy_of_a_table_that_then_was_a_partition_is_listed_only_from_a_later_check(run: Run) -> None:
     """The copy's snapshot was taken before the ATTACH. The copy completes after a catalog check that took place after
     the DETACH."""
     at_the_snapshot, at = run.work.progress[QUIET].table, run.work.log.position()

@@ -1,5 +1,5 @@
-"""Comments of tables and columns are copied to their mirrors. After a changed comment, the table is not copied again,
-and points still list it."""
+"""Comments of tables and columns are copied to their mirrors. A changed comment causes no new copy, and points
+still list the table."""
 
 from __future__ import annotations
 

@@ -34,14 +34,15 @@ _REASON = (
 
 @pytest.fixture
 def rig(rig: Rig) -> Rig:
-    """A project with few regular catalog checks. Only a change of the catalog causes a check before a point."""
+    """A project whose regular catalog checks are rare. Before a point, the catalog is checked only if it has
+    changed."""
     rig.commit(*_MAKE)
     return rig.started(batch_seconds=0.1, range_seconds=600)
 
 
 def _days(rig: Rig) -> list[tuple[int, int]]:
-    """For each point that lists the table: its number of rows of the second day, and how many rows of this day the
-    source had."""
+    """Two counts for each point that lists table k: the rows of day 2 in the mirror, and the rows of day 2 that the
+    source had at this LSN."""
     lake, found = Lake(rig.lake), []
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
@@ -65,7 +66,7 @@ def test_no_point_lacks_the_rows_of_a_new_partition(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_new_partition_without_an_identity_sets_its_table_aside(rig: Rig) -> None:
+def test_new_partition_without_a_replica_identity_sets_its_table_aside(rig: Rig) -> None:
     """The partition is not published, because its UPDATEs would then fail."""
     rig.commit(_NEW, _ROW, "UPDATE t SET v = 'a' WHERE id = 1")
     report = rig.sync()

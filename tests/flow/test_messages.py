@@ -1,4 +1,4 @@
-"""The outbox pattern: a row and a message of one transaction appear at the same point, each exactly once."""
+"""The outbox pattern: a row and a logical message of one transaction appear at the same point, each exactly once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: py
 
 
 def order(rig: Rig, number: int) -> None:
-    """Writes a row and a message in one transaction, as an application with an outbox does."""
+    """Writes a row and a logical message in one transaction, as an application with an outbox does."""
     with rig.conn.transaction():
         rig.conn.execute("INSERT INTO orders VALUES (%s, 'new')", [number])
         rig.conn.execute("SELECT pg_logical_emit_message(true, 'outbox.orders', %s::text)", [str(number)])
@@ -95,7 +95,7 @@ def test_row_and_message_of_a_transaction_appear_at_the_same_point(rig: Rig) -> 
     assert told["transactional"].to_pylist() == [True, True, True, False, True]
     row = told.slice(3, 1).to_pylist()[0]
     assert (row["lsn"], row["order_lsn"], row["xid"], row["commit_lsn"]) == (loose, loose - 1, None, None)
-    # A read of the messages since an earlier read repeats no message and misses none.
+    # Reading only the messages since an earlier point repeats no message and misses none.
     first = Lake(rig.lake).at(ConsistentPoints(rig.settings.layout).all()[1].replay_lsn)
     assert contents(first.messages()) + contents(Lake(rig.lake).at().messages(first.lsn)) == contents(told)
     (row,) = rig.conn.execute("SELECT xmin::text::bigint FROM orders WHERE id = 3").fetchall()
@@ -131,7 +131,7 @@ def test_feed_of_messages_can_be_derived_again_for_an_lsn_range(rig: Rig) -> Non
 
 
 @pytest.mark.long
-def test_unwritable_message_feed_delays_no_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_feed_of_logical_messages_delays_no_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> Any:
         raise LakeError("is not well", thing="messages")
 
@@ -152,7 +152,7 @@ def test_unwritable_message_feed_delays_no_table(rig: Rig, monkeypatch: pytest.M
 
 
 @pytest.mark.long
-def test_maintenance_merges_message_files_and_keeps_log_batches_that_their_feed_lacks(
+def test_maintenance_merges_message_files_and_keeps_batches_until_the_feed_has_them(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_table, "FEWEST_MERGED", 2)

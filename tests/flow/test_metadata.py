@@ -131,7 +131,7 @@ def test_maintenance_works_on_files_from_before_and_after_the_change(rig: Rig, m
 
 @pytest.mark.long
 def test_repair_rewrite_and_copy_work_after_a_metadata_change(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files are also merged after each turn."""
+    """In this test, small files are also merged after each turn."""
     monkeypatch.setattr(DeltaTarget, "compaction", Compaction(look_every=1, most_small=1))
     start = rig.flush()
     rig.commit("UPDATE t SET v = 'before' WHERE id < 5", "UPDATE u SET v = 2 WHERE a < 5")

@@ -77,7 +77,7 @@ def test_follow_mode_reconnects_after_increasing_pauses() -> None:
 
 @pytest.mark.parametrize("bounds", [Bounds(), Bounds(follow=True)], ids=["sync", "follow"])
 @pytest.mark.parametrize("error", [STARTING, HELD], ids=["unreachable", "slot held"])
-def test_source_that_was_never_reached_ends_the_sync(bounds: Bounds, error: Exception) -> None:
+def test_sync_ends_with_an_error_if_its_first_try_to_reach_the_source_fails(bounds: Bounds, error: Exception) -> None:
     with pytest.raises(type(error)):
         Scripted([error]).sync(bounds)
 

@@ -206,7 +206,7 @@ def test_unreadable_outcomes_file_is_reported_and_rewritten(settings: Settings) 
     assert set(outcomes.read(settings.layout)) == {"maintenance"}
 
 
-def test_outcome_that_cannot_be_written_fails_no_operation(settings: Settings, tmp_path: Path) -> None:
+def test_operation_succeeds_even_if_its_outcome_cannot_be_written(settings: Settings, tmp_path: Path) -> None:
     path_of(settings.layout.outcomes).mkdir()
     said: list[str] = []
     with lake_lock(settings.layout, "s"), recorded(settings.layout, OperationKind.SYNC, "sync", said.append):
@@ -312,7 +312,7 @@ def test_verify_request_with_unreadable_text_counts_as_a_request_without_an_lsn(
         assert verify_request(layout) == VerifyRequest(None)
 
 
-def test_lock_taken_by_a_backup_program_delays_turns_only_for_a_time_and_is_reported(
+def test_lock_taken_by_a_backup_program_is_reported_and_delays_turns_only_briefly(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests_module, "UNNAMED_SECONDS", 0.2)
@@ -344,7 +344,7 @@ def test_lock_files_can_be_opened_only_by_the_operating_system_user_that_owns_th
 
 
 class Waiting:
-    """A command that waits in a thread for the lake's lock, until ``stop`` is set. ``told``: the lines that it
+    """A command that waits in a thread until it gets the lake's lock or ``stop`` is set. ``told``: the lines that it
     reports."""
 
     def __init__(self, layout: Layout) -> None:

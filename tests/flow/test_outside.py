@@ -26,7 +26,7 @@ P = TableName("public", "p")
 MAKE = (
     "CREATE TABLE p (id int, v text) PARTITION BY LIST (id)",
     "CREATE FOREIGN DATA WRAPPER w", "CREATE SERVER far FOREIGN DATA WRAPPER w",
-    # PostgreSQL's heap under another name, in place of the access method of an extension.
+    # This access method is PostgreSQL's heap under another name. It stands in for a method of an extension.
     "CREATE FUNCTION columnar(internal) RETURNS table_am_handler LANGUAGE internal AS 'heap_tableam_handler'",
     "CREATE ACCESS METHOD columnar TYPE TABLE HANDLER columnar",
     "CREATE TABLE p_here PARTITION OF p FOR VALUES IN (1)",

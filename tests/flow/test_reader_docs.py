@@ -186,7 +186,7 @@ def test_undo_takes_the_source_back_to_a_point(changed: tuple[Rig, Lake, list[An
 
 
 @pytest.mark.long
-def test_one_transaction_or_one_row_is_undone(changed: tuple[Rig, Lake, list[Any]]) -> None:
+def test_undo_can_be_limited_to_one_transaction_or_one_row(changed: tuple[Rig, Lake, list[Any]]) -> None:
     rig, lake, before = changed
     first = lake._points.oldest()
     only = lake.undo(TABLE, first, key=1)

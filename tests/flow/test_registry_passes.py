@@ -54,7 +54,8 @@ class Catalog:
 
 @dataclass
 class Run:
-    """A fake run: tables that are followed, and mirrors that exist. The newest point lists T and U."""
+    """A fake run. ``tables``: the followed tables. ``kept``: the tables whose mirrors exist. The newest point lists T
+    and U."""
 
     settings: Settings
     tables: dict[TableName, Table]

@@ -179,7 +179,7 @@ def test_run_ends_when_every_table_is_set_aside(rig: Rig) -> None:
     rig.setup()
 
     class Renamed(Silent):
-        """Changes the table right after its copy, and waits until the log holds the change."""
+        """Renames a column of t right after the copy, inserts a row, and waits until the log has the row."""
 
         def copied(self, report: CopyReport) -> None:
             rig.conn.execute("ALTER TABLE t RENAME v TO w")
@@ -207,7 +207,7 @@ def test_copy_that_is_outdated_when_it_is_complete_is_repeated_by_the_next_sync(
     stored state gives this reason.
 
     The test prevents a second round of copies in the first sync. Otherwise this sync would repeat the copy itself,
-    because it has not reached its goal yet.
+    because it has not reached its end LSN yet.
     """
     rig.setup()
     begin = copies.Copies.begin
@@ -574,7 +574,7 @@ def test_json_documents_from_the_first_copy_to_maintenance_match_their_schemas(r
     rig.conn.execute("INSERT INTO t VALUES (51, 'new')")
     rig.sync()
     behind = _status(rig)
-    # Only t has a lag in seconds, because u lacks no transaction. Both tables have a lag in bytes of WAL.
+    # Only t has a lag in seconds, because only t lacks a transaction. Both tables have a lag in bytes.
     lag = _by_table(behind, "lag_seconds")
     assert lag["public.t"] > 0
     assert behind["lag_seconds"] == lag["public.t"]

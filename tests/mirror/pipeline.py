@@ -109,7 +109,7 @@ class Pipeline:
 
     def receive(self) -> Lsn:
         """Receives everything that is committed at the time of the call. Returns the log's new position."""
-        # The commit on another table gives the receiver a boundary above all earlier changes.
+        # Everything that was committed before this call is below this LSN.
         goal = self.lsn("pg_current_wal_insert_lsn()")
         receiver = ReceiverProcess(ReceiverSettings(
             self.database.conninfo, str(self.layout.root), ("p",), 32 << 20, 0.1, messages=("*",)
@@ -198,7 +198,7 @@ ROWS: list[list[str | None]] = [["1", "2", "3", "4"], ["one", None, "three", "fo
 
 
 def made(root: Path, before: Table = T, *groups: Sequence[Sequence[str | None]]) -> Mirror:
-    """A mirror that has a file for each group of rows. Its second row is deleted."""
+    """A mirror with a copy at LSN 10, which has one file for each group of rows."""
     layout = Layout.of(root)
     create_mirror(layout.mirror(NAME), MirrorSchema.of(before), {IDENTITY: OWNER.app_id()}, layout.root)
     mirror = Mirrors(layout, OWNER).open(NAME)

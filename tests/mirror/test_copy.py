@@ -218,7 +218,8 @@ def test_a_failed_copy_of_one_table_does_not_stop_other_tables(copying: Copying)
 
 
 def test_a_locked_table_does_not_delay_the_copies_of_other_small_tables(copying: Copying) -> None:
-    """One table is locked until several other tables are copied. If they waited for it, its lock would stay."""
+    """One table is locked until several other tables are copied. If they waited for it, the lock would never be
+    released."""
     names = [TableName("public", f"small{number:02}") for number in range(2 * TABLES_PER_JOB)]
     for name in names:
         copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")

@@ -43,7 +43,7 @@ TIMES = [datetime.fromisoformat(f"{text}+00:00") for text in (
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Mirror:
-    """A mirror with a copy at LSN 100 that has the ids 0 to 4. One row is deleted."""
+    """A mirror with a copy at LSN 100 that has the ids 0 to 4."""
     mirror = Mirrors(Layout.of(tmp_path), OWNER).open(NAME)
     make(mirror, SCHEMA, {IDENTITY: OWNER.app_id()})
     with DataFile(mirror.path, mirror.again().physical(SCHEMA)) as file:
@@ -96,7 +96,7 @@ def test_only_a_change_of_rows_by_another_writer_is_reported(mirror: Mirror, nam
     commit(DeltaTable(path_of(mirror.path)))
     told = change_since(mirror.path, OWNER.app_id(), before)
     assert told == (_changed(before + 1) if changes else None)
-    # A later commit of ours must not hide the other writer's change. After a new copy, the change is no longer
+    # A later commit by pgcdc must not hide the other writer's change. After a new copy, the change is no longer
     # reported.
     commit_files(opened(mirror.path), [], "append", {OWNER.app_id("64"): 200})
     assert change_since(mirror.path, OWNER.app_id(), before) == told
@@ -115,7 +115,8 @@ def test_a_commit_marked_as_no_data_change_is_checked_by_its_row_count(mirror: M
 
 
 def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path: Path) -> None:
-    """Readers of points and our merges read such timestamps correctly. Only a rewrite by delta-rs is reported."""
+    """Readers of points and pgcdc's merges read the timestamps that Spark writes. A rewrite of the files by Spark is
+    not reported as a change; a rewrite by delta-rs is."""
     version = as_spark_writes_it(mirror)
     points, durable = ConsistentPoints(Layout.of(tmp_path)), DurableVersions(Layout.of(tmp_path), OWNER.app_id())
     points.publish(Lsn(100), {NAME: version}, durable.settle({NAME: version}))

@@ -95,7 +95,7 @@ def test_a_mirror_has_its_properties_and_positions(tmp_path: Path) -> None:
     commit(mirror.path, [], "append", {copied.generation_app_id: 150})
     applied = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(table.name)
     assert (applied.snapshot_lsn, applied.replay_lsn) == (100, 150)
-    # A new copy begins a new generation, so the position of changes applied to the old copy is ignored.
+    # After a new copy, the LSN up to which changes were applied to the old copy is ignored.
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 120})
     anew = Mirrors(Layout.of(tmp_path), IDENTITY_1).open(table.name)
     assert (anew.snapshot_lsn, anew.replay_lsn) == (120, 120)

@@ -37,7 +37,7 @@ FEW: list[list[str | None]] = [["9"], ["nine"], ["9.00"]]
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Mirror:
-    """A mirror at position 20 with one deleted row."""
+    """A mirror at LSN 20 with one deleted row."""
     found = made(tmp_path)
     delta = opened(found.path)
     gone = {delta.files[0].path: BitMap64([1])}
@@ -70,7 +70,7 @@ def test_a_rename_copies_the_version_it_was_given(mirror: Mirror) -> None:
     assert rows(mirror.mirrors.open(NEW)) == expected
 
 
-def test_a_rename_replaces_a_mirror_that_another_table_has_there_at_the_same_lsn(mirror: Mirror) -> None:
+def test_a_rename_replaces_another_tables_mirror_under_the_new_name_at_the_same_lsn(mirror: Mirror) -> None:
     """If changes were already applied to the other table's mirror, the rename is refused."""
     target = _target(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
@@ -87,7 +87,7 @@ def test_a_rename_replaces_a_mirror_that_another_table_has_there_at_the_same_lsn
     target.rename(NAME, AS_NEW, mirror.version, Lsn(31))
 
 
-def test_a_rename_that_died_before_its_commit_is_completed(mirror: Mirror) -> None:
+def test_a_rename_is_completed_if_its_run_died_before_the_commit(mirror: Mirror) -> None:
     """The run that died left the folder, an empty Delta table, and an incomplete copy of a file."""
     target, expected = _target(mirror), rows(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))

@@ -1,4 +1,5 @@
-"""How a merge finds rows in its target, and what it does if the target differs from the source. One rule per test."""
+"""How a merge finds the changed rows in the mirror (its target), and what it does if the mirror differs from the
+source. One rule per test."""
 
 from __future__ import annotations
 
@@ -149,7 +150,7 @@ def test_a_value_that_was_not_sent_is_looked_up_under_the_old_key(held: Held) ->
     assert (merged.inserted, merged.updated, merged.deleted) == (1, 1, 1)
 
 
-def test_a_text_is_kept_or_dropped_with_its_value(held: Held) -> None:
+def test_a_raw_text_is_kept_or_dropped_with_its_value(held: Held) -> None:
     """The text of a value that does not fit is stored in ``_pgcdc_raw``. The text is kept if the value is kept, and
     dropped if the value is replaced."""
     held.file(row(1, _pgcdc_raw=[("c", "odd c"), ("b", "odd b")]), row(2, _pgcdc_raw=[("c", "odd 2")]))

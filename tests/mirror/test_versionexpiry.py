@@ -69,8 +69,8 @@ def assert_reads(rows: Rows, versions: set[int]) -> None:
 def test_promised_versions_are_kept_and_versions_between_them_are_deleted(
     tmp_path: Path, first: int, rounds: list[set[int]], data: st.DataObject
 ) -> None:
-    """There are several rounds of deleting, with new versions between the rounds. A handle that was opened at any
-    version still finds the newest version."""
+    """There are several rounds of deleting, with new versions between the rounds. A process that opened the
+    mirror at any version still finds the newest version."""
     rows = made(tmp_path)
     promised: set[int] = set()
     asleep: list[DeltaLog] = []

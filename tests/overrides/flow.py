@@ -28,7 +28,7 @@ override("point_without_a_look", "pgcdc_assets.flow.catalogwatch:CatalogWatch.is
 override("points_promise_missing_messages", "pgcdc_assets.flow.messages:messages_at",
     lambda _: lambda work, lsn: lsn,
     rule="a point says that it has the messages only if the feed of messages is complete to it",
-    test="tests/flow/test_messages.py::test_unwritable_message_feed_delays_no_table")  # fmt: skip
+    test="tests/flow/test_messages.py::test_failed_feed_of_logical_messages_delays_no_table")  # fmt: skip
 
 
 # Runs ---------------------------------------------------------------------------------------------------
