@@ -57,7 +57,7 @@ TARGETS = ("mirror.delta", "delta", "deltalake")
 TARGET_MAKER = "flow.engine"
 """The only module of the flow that may import ``TARGETS``, because it creates the target."""
 SAME = {
-    "commit", "messages",  # delta and log; protocol, feed, flow and log.receive
+    "commit", "messages",  # `commit` in delta and log; `messages` in protocol, feed, flow and log.receive
     "failures", "maintenance", "positions", "states", "sync",
 }  # fmt: skip
 """File names that two packages use for the same concept."""

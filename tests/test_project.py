@@ -26,7 +26,7 @@ TABLE = Table(
 CATALOG = Catalog(Identity("7", "shop", "pgcdc"), "pgcdc", 180000, (TABLE,), ("pgcdc",))
 
 
-def test_saved_catalog_round_trip(tmp_path: Path) -> None:
+def test_catalog_is_unchanged_after_it_was_saved_and_read(tmp_path: Path) -> None:
     path = tmp_path / "made" / "catalog.json"
     assert load_catalog(path) is None
     save_catalog(CATALOG, path)

@@ -1,4 +1,4 @@
-"""The JSON documents are as their schemas and ``docs/reference/json.md`` say."""
+"""The JSON documents match their schemas and ``docs/reference/json.md``."""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ def test_changes_after_the_snapshot_are_not_compared(lake: Lake) -> None:
         ([(1, "before its update")], False, "does not explain all"),
     ],
 )
-def test_a_mirror_of_an_inserts_only_table_may_have_extra_rows_only(
+def test_only_extra_rows_are_allowed_if_only_inserts_are_published(
     lake: Lake, rows: list[tuple[int, str]], ok: bool, said: str
 ) -> None:  # fmt: skip
     """A delete on the source leaves an extra row in the mirror. An update leaves an extra row and a missing row. A

@@ -58,7 +58,7 @@ def test_the_help_of_a_command_has_examples_that_are_valid(name: str, capsys: py
 
 @pytest.mark.long
 def test_a_shell_completes_commands_and_tables(tmp_path: Path) -> None:
-    """As bash calls the command: see "Shell completion" in docs/reference/commands.md."""
+    """Calls pgcdc as bash does for completion: see "Shell completion" in docs/reference/commands.md."""
 
     def completed(*words: str) -> list[str]:
         variables = {

@@ -33,7 +33,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_a_run_without_a_state_shows_its_command() -> None:
+def test_before_the_first_state_of_a_run_only_the_command_is_shown() -> None:
     assert LiveLines("follow").lines == ["follow"]
 
 

@@ -72,18 +72,18 @@ def test_errors_of_a_command_are_json(
     assert streams.out == ""
 
 
-def test_wrong_usage_is_json(capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_about_wrong_usage_are_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert main.run(["sync", "--log-format", "json", "--until", "12"]) == 2
     (line,) = lines(capfd.readouterr().err)
     assert "'12' is not an LSN" in line["message"]
 
 
-def test_lines_are_text_by_default(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_are_text_by_default(capfd: pytest.CaptureFixture[str]) -> None:
     assert main.run(["status"]) == 2
     assert capfd.readouterr().err.startswith("pgcdc: ")
 
 
-def test_a_wrong_format_is_refused(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_log_format_is_refused(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main.run(["status", "--log-format", "xml"]) == 2
     assert "'xml' is not one of 'text', 'json'" in capfd.readouterr().err
     monkeypatch.setenv("PGCDC_LOG_FORMAT", "xml")

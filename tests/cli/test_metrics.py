@@ -73,7 +73,7 @@ def test_a_source_that_is_not_the_projects_own_is_shown_as_up_0_without_values(s
     assert ("pgcdc_source_wal_lsn_bytes", ()) not in found
 
 
-def test_a_wrong_address_is_refused(shell: Shell) -> None:
+def test_a_wrong_listen_address_is_refused(shell: Shell) -> None:
     for wrong in ("9187", ":0", ":70000", "host:", ":x"):
         assert "is not an address" in shell.pgcdc("metrics", "--listen", wrong, expect=2)
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -87,7 +87,7 @@ def test_without_a_project_the_commands_advise_setup(shell: Shell) -> None:
     assert not any(name.startswith("lake") for name in shell.files())
 
 
-# `status` names the holders of the lake's locks, and reports a holder that does not name itself -----
+# `status` names the processes that hold the lake's locks, or reports that a process recorded no name
 
 
 def test_status_shows_the_request_of_a_running_verify(shell: Shell) -> None:
@@ -102,7 +102,7 @@ def test_status_shows_the_request_of_a_running_verify(shell: Shell) -> None:
     assert "held  " not in shell.pgcdc("status")
 
 
-def test_status_names_a_lock_whose_holder_does_not_name_itself(shell: Shell) -> None:
+def test_status_reports_a_lock_whose_holder_recorded_no_name(shell: Shell) -> None:
     shell.pgcdc("setup")
     own = Path("lake/_pgcdc")
     own.mkdir(parents=True)

@@ -162,7 +162,7 @@ def alike(shell: Shell) -> tuple[Path, Path]:
     return shell.folder, second
 
 
-def test_a_project_that_made_nothing_removes_nothing(
+def test_teardown_of_a_project_that_made_nothing_removes_nothing(
     shell: Shell, conn: psycopg.Connection, alike: tuple[Path, Path]
 ) -> None:
     first, second = alike

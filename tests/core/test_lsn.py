@@ -14,7 +14,7 @@ from pgcdc_assets.errors import BadRange, RangeGap
 
 
 @given(st.integers(0, (1 << 64) - 1))
-def test_text_round_trip(value: int) -> None:
+def test_lsn_is_unchanged_after_a_text_round_trip(value: int) -> None:
     lsn = Lsn(value)
     assert Lsn.parse(str(lsn)) == lsn == value
     assert int(f"{lsn:012X}", 16) == value
@@ -46,7 +46,7 @@ def _chain(points: list[Lsn]) -> list[LsnRange]:
 
 
 @given(_POINTS)
-def test_key_and_text_round_trip(points: list[Lsn]) -> None:
+def test_range_is_unchanged_after_a_round_trip_as_key_or_text(points: list[Lsn]) -> None:
     span = LsnRange(points[0], points[-1])
     assert LsnRange.from_key(span.key) == LsnRange.parse(span.key) == LsnRange.parse(str(span)) == span
 

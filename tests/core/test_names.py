@@ -20,12 +20,12 @@ _NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"
 
 
 @given(_NAMES, _NAMES)
-def test_sql_round_trip(schema: str, name: str) -> None:
+def test_table_name_is_unchanged_after_a_round_trip_as_sql(schema: str, name: str) -> None:
     assert TableName.parse(str(TableName(schema, name))) == TableName(schema, name)
 
 
 @given(_NAMES)
-def test_folder_round_trip(name: str) -> None:
+def test_table_name_is_unchanged_after_a_round_trip_as_folder(name: str) -> None:
     folder = encoded(name)
     assert decoded(folder) == name
     assert "/" not in folder

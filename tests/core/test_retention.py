@@ -1,4 +1,4 @@
-"""The LSN below which the change log is deleted, for any files, consumers and ages."""
+"""The cut is the LSN below which the change log is deleted. It is tested with random files, consumers and ages."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _ids(*tables: pa.Table) -> list[int]:
     return [len(table) for table in tables]
 
 
-def test_all_inputs_of_a_run_are_read_at_the_newest_point_of_its_start(lake: PgcdcLake) -> None:
+def test_all_inputs_of_a_run_are_read_at_the_point_that_was_newest_at_its_start(lake: PgcdcLake) -> None:
     ins = {
         name: dg.AssetIn(KEYS[table], input_manager_key="shop_lake")
         for name, table in (("orders", ORDERS), ("lines", LINES))

@@ -209,7 +209,7 @@ def test_spark_reads_our_commits_and_adds_its_own(spark: SparkSession, tmp_path:
     assert (history["operation"], history["operationMetrics"]) == ("MERGE", {"numTargetRowsInserted": "1"})
 
 
-# The code for Delta tables needs only what the store interface promises -----------------------------
+# The code for Delta tables works with every kind of store -------------------------------------------
 
 ROWS = pa.schema([("id", pa.int64())])
 PROPERTIES = {"delta.checkpointInterval": "4", "delta.logRetentionDuration": "interval 0 seconds"}

@@ -62,7 +62,7 @@ def test_a_file_without_rows_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bounds_are_exact_or_absent(tmp_path: Path) -> None:
+def test_minimum_and_maximum_of_a_column_are_exact_or_absent(tmp_path: Path) -> None:
     told = stats_of(
         tmp_path,
         {
@@ -97,7 +97,7 @@ def test_bounds_are_exact_or_absent(tmp_path: Path) -> None:
     assert "l" not in told["nullCount"]
 
 
-def test_bounds_span_all_row_groups(tmp_path: Path) -> None:
+def test_minimum_and_maximum_of_a_column_cover_all_row_groups(tmp_path: Path) -> None:
     told = stats_of(
         tmp_path,
         {"i": pa.array([5, 6]), "j": pa.array([1, 1])},

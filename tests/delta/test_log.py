@@ -1,4 +1,4 @@
-"""A table's log is read by commit number. delta-rs, which lists the folder, must find the same in every version."""
+"""pgcdc reads a table's log by commit number; delta-rs lists the folder. Both must find the same in each version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs after a power cut. Damage is always detected, and put aside if no published point depends on it."""
+"""Delta logs after a power cut. Damaged files are always detected, and moved aside if no point depends on them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_data_files_that_a_later_commit_removed_may_be_missing(table: Grown) -> 
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES.values())[:4], ids=list(DAMAGES)[:4])
-def test_a_torn_checkpoint_is_not_needed_if_the_commits_are_there(table: Grown, damage: Damage) -> None:
+def test_a_torn_checkpoint_is_not_needed_if_its_commits_exist(table: Grown, damage: Damage) -> None:
     make_checkpoint(Location.of(table.folder), 2)
     make_checkpoint(Location.of(table.folder), 3)
     table.append()

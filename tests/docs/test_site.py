@@ -87,7 +87,7 @@ def test_no_markdown_is_left_in_the_text(site: Mapping[str, BuiltPage]) -> None:
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_home_links_to_the_answer(question: str, site: Mapping[str, BuiltPage]) -> None:
+def test_the_home_page_links_to_the_page_with_the_answer(question: str, site: Mapping[str, BuiltPage]) -> None:
     lines = (ROOT / "docs/index.md").read_text().splitlines()
     link = next(found[1] for line in lines if question in line and (found := re.search(r"\]\(([^)#]+)\.md", line)))
     assert f"{link}.html" == QUESTIONS[question]

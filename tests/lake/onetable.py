@@ -1,4 +1,4 @@
-"""A lake with the mirror and the change feed of one table, which a test writes itself, and a model of its rows."""
+"""A lake in which a test writes the mirror and the change feed of one table."""
 
 from __future__ import annotations
 

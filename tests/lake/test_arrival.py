@@ -67,7 +67,7 @@ def test_a_point_at_or_above_the_lsn_is_returned(log: ChangeLog) -> None:
         Lake(log.layout.root).wait(101, timeout=0)
 
 
-def test_a_lake_without_points_is_waited_for(tmp_path: Path) -> None:
+def test_a_lake_without_points_contains_no_lsn(tmp_path: Path) -> None:
     with pytest.raises(NotReached, match="it has no consistent point"):
         Lake(tmp_path).wait(1, timeout=0)
 
@@ -97,8 +97,8 @@ def test_changes_of_an_unknown_relation_are_waited_for(log: ChangeLog) -> None:
     assert not arrived(log, 250)
 
 
-def test_a_renamed_table_is_waited_for(log: ChangeLog) -> None:
-    """Its former name has a state with the same OID."""
+def test_changes_of_a_renamed_table_are_waited_for(log: ChangeLog) -> None:
+    """The state of the table under its earlier name has the same OID."""
     TableStates(log.layout).set(replace(T, oid=1, name=TableName("public", "former")), TableState.MOVED, START)
     batch(log, 200)
     assert not arrived(log, 250)
@@ -114,7 +114,8 @@ def test_logical_messages_above_the_point_are_waited_for(log: ChangeLog, monkeyp
     assert not arrived(log, 300)
 
 
-def test_a_note_of_the_receiver_counts_for_the_position_that_it_names(log: ChangeLog) -> None:
+def test_a_note_counts_only_for_the_log_position_for_which_it_was_written(log: ChangeLog) -> None:
+    """In a note, the receiver writes that a log with this position lacks no transaction below a higher LSN."""
     Extent(log.layout).note(START, Lsn(500))
     assert arrived(log, 500)
     assert not arrived(log, 501)
@@ -129,12 +130,12 @@ def test_a_note_does_not_hide_changes_above_the_point(log: ChangeLog) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"position": 100, "complete": -1}', b"\xff"])
-def test_a_damaged_note_says_nothing(log: ChangeLog, content: bytes) -> None:
+def test_a_damaged_note_is_ignored(log: ChangeLog, content: bytes) -> None:
     storage.replace(log.layout.extent, content)
     assert not arrived(log, 101)
 
 
-def test_notes_are_written_at_intervals_and_at_the_end(log: ChangeLog) -> None:
+def test_notes_are_written_at_intervals_and_at_the_end_of_a_connection(log: ChangeLog) -> None:
     extent = Extent(log.layout)
     extent.note(START, START)
     assert not storage.exists(log.layout.extent)
@@ -162,7 +163,7 @@ def test_wait_ends_as_soon_as_the_point_is_there(log: ChangeLog) -> None:
     thread.join()
 
 
-def test_a_check_costs_a_handful_of_small_reads(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_check_during_wait_needs_only_a_few_small_reads(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of reads does not depend on the length of the log, and no folder is listed."""
     for number in range(20):
         batch(log, 200 + 100 * number)

@@ -109,14 +109,14 @@ def hold(root: Location) -> None:
         at.lake.wait(401, timeout=0)
 
 
-def test_calls_work_in_memory() -> None:
+def test_all_calls_work_with_a_lake_in_memory() -> None:
     root = lake_in_memory()
     hold(root)
     storage.delete_folder(root)
 
 
 @pytest.mark.long
-def test_calls_work_in_a_bucket(bucket: Location) -> None:
+def test_all_calls_work_with_a_lake_in_a_bucket(bucket: Location) -> None:
     hold(bucket)
 
 

@@ -1,4 +1,4 @@
-"""The net change between two points: one row per key that differs, with both images."""
+"""The net change between two points: one row for each key whose row differs, with its old and its new values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def told(change: pa.Table) -> list[tuple[str, Any, Any]]:
     return sorted(rows, key=lambda row: row[1] or row[2])
 
 
-def test_each_key_that_differs_is_one_row_with_both_images(tmp_path: Path) -> None:
+def test_each_key_that_differs_is_one_row_with_its_old_and_new_values(tmp_path: Path) -> None:
     at = OneTable(tmp_path, ROWS)
     at.turn(200, (UPDATE, {"id": "1", "v": "ONE"}), (DELETE, {"id": "2"}), (INSERT, {"id": "4", "v": "four"}))
     change = at.lake.diff("public.t", 100)
@@ -249,7 +249,7 @@ def found(**values: str) -> str:
     return " AND ".join(equals(name, values.get(name), pa.int32() if name == "id" else pa.string()) for name in names)
 
 
-def test_undo_of_a_range_reverts_each_row_and_names_its_present_values(tmp_path: Path) -> None:
+def test_undo_of_a_range_reverts_only_rows_that_still_have_the_values_at_its_end(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "one"}, {"id": "2", "v": "it's"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "ONE", "n": "NaN"}), (DELETE, {"id": "2"}), (INSERT, {"id": "3"}))
     sql = at.lake.undo(NAME, 100, 200)
@@ -267,7 +267,7 @@ def test_undo_of_a_range_reverts_each_row_and_names_its_present_values(tmp_path:
     assert at.lake.undo(NAME, 100, key={"id": 9}) == ""
 
 
-def test_the_block_is_quoted_by_a_tag_that_no_value_holds(tmp_path: Path) -> None:
+def test_the_dollar_quote_of_the_undo_block_occurs_in_no_value(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "$undo$; DROP TABLE t; $undo1$"}])
     at.turn(200, (DELETE, {"id": "1"}))
     assert at.lake.undo(NAME, 100).startswith("DO $undo2$\n")

@@ -57,13 +57,13 @@ def _comparable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_each_reader_gives_all_values_of_both_points(lake: Lake, reader: str) -> None:
+def test_each_reader_gives_all_values_at_points_a_and_b(lake: Lake, reader: str) -> None:
     assert same(rows(READERS[reader](lake.at(A))), ROWS_A)
     assert same(rows(READERS[reader](lake.at())), ROWS_B)
 
 
 def test_delta_rs_gives_the_same_rows(lake: Lake) -> None:
-    """An independent reader. It refuses the widened type of B."""
+    """delta-rs is an independent reader. It can read only point A, because at B a column has a widened type."""
     assert same(rows(by_delta_rs(lake.at(A), ORDERS)), ROWS_A)
 
 

@@ -130,7 +130,7 @@ def test_a_json_log_line_of_a_failed_query_contains_no_value_of_a_row(
     assert "Table with name ordrs does not exist" in told[2]
 
 
-def test_a_reader_may_close_the_output_early(project: Path) -> None:
+def test_the_program_that_reads_the_output_may_close_it_early(project: Path) -> None:
     code = "from pgcdc_assets.cli.main import main; main()"
     command = [sys.executable, "-c", code, "sql", "FROM range(300000)", "--format", "csv"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

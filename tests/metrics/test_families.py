@@ -1,4 +1,4 @@
-"""What a scrape says, and that docs/reference/metrics.md names only metrics that exist."""
+"""The metrics that a scrape returns, and that docs/reference/metrics.md names only metrics that exist."""
 
 from __future__ import annotations
 

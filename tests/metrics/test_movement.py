@@ -36,7 +36,7 @@ def scraper() -> Scraper:
     return Scraper()
 
 
-def test_an_idle_source_is_ready_without_any_movement(scraper: Scraper) -> None:
+def test_replication_of_an_idle_source_is_ready_without_any_progress(scraper: Scraper) -> None:
     for _ in range(10):
         lags, reasons = scraper.scrape(source(), lake(ago=86400))
         assert (lags.receive, lags.apply, lags.publish) == (StageLag(0, 0), StageLag(0, 0), StageLag(0, 0))
@@ -52,7 +52,7 @@ def test_a_busy_source_whose_wal_is_received_has_no_lag_in_seconds(scraper: Scra
         assert reasons == []
 
 
-def test_a_connection_over_which_nothing_comes_is_not_ready(scraper: Scraper) -> None:
+def test_replication_is_not_ready_if_a_live_connection_receives_nothing(scraper: Scraper) -> None:
     """The slot is active, and the walsender answers, but no position moves."""
     scraper.scrape(source(), lake(), after=0)
     found = [scraper.scrape(source(1000 + 100 * number), lake()) for number in range(1, 8)]
@@ -61,7 +61,7 @@ def test_a_connection_over_which_nothing_comes_is_not_ready(scraper: Scraper) ->
     assert found[-1][1] == ["nothing was received for 90 s, and the source has 700 more bytes of WAL"]
 
 
-def test_a_backlog_that_is_being_received_is_ready(scraper: Scraper) -> None:
+def test_replication_is_ready_while_a_backlog_is_received(scraper: Scraper) -> None:
     for number in range(10):
         lags, reasons = scraper.scrape(source(100_000), lake(1000 + number))
     assert lags.receive is not None
@@ -69,14 +69,14 @@ def test_a_backlog_that_is_being_received_is_ready(scraper: Scraper) -> None:
     assert reasons == []
 
 
-def test_a_large_transaction_that_is_being_received_is_movement(scraper: Scraper) -> None:
+def test_a_large_transaction_that_is_being_received_counts_as_progress(scraper: Scraper) -> None:
     for number in range(10):
         held = Announcement(1, 1000 * number, 5, Lsn(1000), NOW)
         _, reasons = scraper.scrape(source(100_000), lake(in_progress=held))
     assert reasons == []
 
 
-def test_a_dead_sync_is_not_ready_from_the_first_scrape_on(scraper: Scraper) -> None:
+def test_replication_is_not_ready_at_the_first_scrape_if_the_sync_is_dead(scraper: Scraper) -> None:
     """The process of the metrics was started after the sync had died."""
     dead = source(2000, active=False)
     lags, reasons = scraper.scrape(dead, lake(ago=7200))
@@ -100,7 +100,7 @@ def test_wal_without_changes_for_the_log_counts_as_received(scraper: Scraper) ->
         assert (lags.receive, lags.publish, reasons) == (StageLag(0, 0), StageLag(0, 0), [])
 
 
-def test_a_transaction_that_waits_in_the_log_is_not_ready(scraper: Scraper) -> None:
+def test_replication_is_not_ready_if_a_transaction_waits_in_the_change_log(scraper: Scraper) -> None:
     waits = lake(1000, 600, pending={T: (700, 90)}, ago=500)
     lags, reasons = scraper.scrape(source(), waits)
     assert lags.publish == lags.apply == StageLag(300, 90)
@@ -110,10 +110,10 @@ def test_a_transaction_that_waits_in_the_log_is_not_ready(scraper: Scraper) -> N
     assert reasons[0].endswith("was published: apply is paused")
 
 
-def test_new_points_count_as_movement_even_while_a_table_lags(scraper: Scraper) -> None:
+def test_new_points_count_as_progress_even_while_a_table_lags(scraper: Scraper) -> None:
     for number in range(10):
         _, reasons = scraper.scrape(source(), lake(1000, 600 + number, pending={T: (700, 900)}, ago=500))
-        # At the first scrape nothing shows movement yet, because the point is old. Later points show it.
+        # At the first scrape nothing shows progress yet, because the point is old. Later points show it.
         assert bool(reasons) == (number == 0)
     _, reasons = Scraper().scrape(source(), lake(1000, 600, pending={T: (700, 900)}, ago=5))
     assert reasons == [], "the point is young"

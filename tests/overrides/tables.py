@@ -43,7 +43,7 @@ def _statistics_hide_nan(original: Original) -> Any:
 override("statistics_hide_nan", ("pgcdc_assets.delta.datafile:_told", "pgcdc_assets.delta.datafile:_bounded"),
     _statistics_hide_nan,
     rule="statistics hide no row from a reader: NaN lies outside of bounds",
-    test="tests/delta/test_datafile.py::test_bounds_are_exact_or_absent")  # fmt: skip
+    test="tests/delta/test_datafile.py::test_minimum_and_maximum_of_a_column_are_exact_or_absent")  # fmt: skip
 override("commits_go_before_their_checkpoint", "pgcdc_assets.store.local:LocalStore.put",
     lambda original: without(original, "sync_file("),
     rule="commits are cleaned up only after the checkpoint above them is on disk",
@@ -98,7 +98,7 @@ override("reused_version_is_read", "pgcdc_assets.lake.point:LakeAt._as_published
 override("deleted_rows_are_read", "pgcdc_assets.lake.scan:MirrorScan._read",
     lambda original: with_instead(original, "group.alive.all()", "True"),
     rule="no reader of a point gets a deleted row",
-    test="tests/lake/test_point.py::test_each_reader_gives_all_values_of_both_points[sql]")  # fmt: skip
+    test="tests/lake/test_point.py::test_each_reader_gives_all_values_at_points_a_and_b[sql]")  # fmt: skip
 override("bounds_exclude_null", "pgcdc_assets.lake.scan:_known",
     lambda original: with_instead(original, "(column >= low) | column.is_null()", "column >= low"),
     rule="a filter skips no row group that may have a matching row",

@@ -24,7 +24,7 @@ COLUMNS = pa.schema([
 
 
 def mirror(folder: Path, name: TableName, *, more: tuple[str, ...] = ()) -> NamedTable:
-    """A Delta table in the place of a mirror, with ``more`` columns of text."""
+    """Writes a Delta table at the path of a mirror. ``more``: names of additional text columns."""
     schema = pa.schema([*COLUMNS, *(pa.field(one, pa.string()) for one in more)])
     layout = Layout.of(folder)
     place = str(folder / name.folder)

@@ -1,4 +1,4 @@
-"""Mirrors in the Glue Data Catalog, as moto serves it."""
+"""Mirrors in the Glue Data Catalog, which moto simulates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _table(client: Any) -> dict[str, Any]:
     return dict(client.get_table(DatabaseName="shop_sales", Name="orders")["Table"])
 
 
-def test_entry_is_one_that_athena_and_spark_read_as_delta(client: Any, tmp_path: Path) -> None:
+def test_entry_has_what_athena_and_spark_need_to_read_a_delta_table(client: Any, tmp_path: Path) -> None:
     table = mirror(tmp_path, ORDERS)
     Glue(REGION, "shop_").put(table)
     found = _table(client)

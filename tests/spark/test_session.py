@@ -47,7 +47,7 @@ def test_session_keeps_our_signal_handlers(spark: SparkSession) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "as tests/conftest.py set it"
 
 
-def test_results_are_in_the_order_of_the_specs(spark: SparkSession) -> None:
+def test_results_are_in_the_order_of_the_task_specs(spark: SparkSession) -> None:
     results = run_tasks(spark, doubled, [5, 3, 9, 1, 7])
     assert [number for number, _ in results] == [10, 6, 18, 2, 14]
     assert os.getpid() not in {pid for _, pid in results}
@@ -60,18 +60,18 @@ def test_a_task_sum_adds_up_the_results_of_several_jobs(spark: SparkSession) -> 
     assert total.value == 36
 
 
-def test_each_spec_runs_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_task_spec_runs_once(spark: SparkSession, tmp_path: Path) -> None:
     run_tasks(spark, marking, [str(tmp_path)] * 5)
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_error_of_our_own_keeps_its_class(spark: SparkSession) -> None:
+def test_error_of_pgcdc_in_a_task_keeps_its_class_and_message(spark: SparkSession) -> None:
     with pytest.raises(ProtocolError) as caught:
         run_tasks(spark, refusing, [1, 2, 3])
     assert str(caught.value) == "message I: is not so, at LSN 0/5; look"
 
 
-def test_unexpected_error_fails_the_job(spark: SparkSession) -> None:
+def test_unexpected_error_in_a_task_fails_the_spark_job(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match="ZeroDivisionError"):
         run_tasks(spark, broken, [1])
 
