@@ -68,8 +68,8 @@ class WrongSource(SettingsError):
 
 
 class WrongInstance(SettingsError):
-    """The Dagster instance belongs to another project. Nothing was started or written. Give each project its own
-    ``DAGSTER_HOME``."""
+    """In the Dagster instance, another project uses this source's name. Nothing was started or written. Give each
+    project its own ``DAGSTER_HOME``."""
 
     advice = (
         "set DAGSTER_HOME to a folder of this project, or unset it to use .dagster; if the other project is gone, "
@@ -136,8 +136,8 @@ class LockHeld(PgcdcError):
 
 
 class LeaseLost(PgcdcError):
-    """The process lost its lease, the right to write to the lake, because it was suspended or cut off. It no longer
-    writes, and nothing is lost. Run the command again if no other process has taken over."""
+    """The process lost its lease (the right to write to the lake), because it was suspended or could not reach the
+    lake. It no longer writes, and no data is lost. Run the command again if no other process has taken over."""
 
     retryable = True
     advice = "nothing is lost: the process that now writes to the lake continues where this one stopped"
@@ -215,8 +215,8 @@ class PreparedLost(PgcdcError):
 
 
 class IdentityMismatch(PgcdcError):
-    """The change log was received from a different source: its system, database, slot or timeline differs. Set
-    ``source`` and ``lake`` to the source and the lake of the same project."""
+    """Source, slot, change log and Delta tables do not belong together, or the slot has a wrong plugin or
+    ``two_phase``. Set ``source``, ``slot`` and ``lake`` to those of one project."""
 
 
 class LogAhead(PgcdcError):
@@ -265,8 +265,8 @@ class LogConflict(PgcdcError):
 
 
 class ReceiverDied(PgcdcError):
-    """The receiver process ended without a report, for example because the system ran out of memory. Run the command
-    again; it continues where it stopped."""
+    """The process that receives changes ended without a report, for example because the system ran out of memory. Run
+    the command again; it continues where it stopped."""
 
     retryable = True
     advice = "run the command again: it continues where it stopped"

@@ -172,10 +172,10 @@ class Settings(BaseSettings):
     schema_changes: Literal["rewrite", "metadata", "set_aside"] = "rewrite"
     """What happens to a mirror when its table's structure changes. With ``rewrite``, the mirror's rows are written
     again with the new structure. If their new values are not known, the table is copied again. With ``metadata``, rows
-    are not rewritten if Delta's column mapping and type widening can express the change. Fewer readers support these
-    features. With ``set_aside``, pgcdc stops following the table until you run ``pgcdc snapshot``. Two changes are
-    exceptions. New and removed partitions are handled as with ``rewrite``. If a table has a key, a new column that is
-    NULL in older rows is added with the table's next change."""
+    are not rewritten if Delta's column mapping and type widening can express the change. Fewer programs can read such
+    mirrors. With ``set_aside``, pgcdc stops following the table until you run ``pgcdc snapshot``, with two exceptions.
+    New and removed partitions are handled as with ``rewrite``. In a table with a key, a new column that is NULL in
+    older rows is added with the table's next change."""
     recopy_bytes: Size = 10 << 30
     """The largest table that pgcdc copies again by itself. If a change of structure requires a new copy of a larger
     table, pgcdc stops following the table until you run ``pgcdc snapshot``."""
@@ -191,11 +191,11 @@ class Settings(BaseSettings):
     batch_bytes: Size = 32 << 20
     """The size at which a batch of changes is committed to the change log."""
     batch_seconds: float = Field(default=1, gt=0)
-    """The time after which a batch of changes is committed to the change log, measured from the batch before it. So the
-    first commit after a quiet time is not delayed."""
+    """The least time between two batches, which are commits to the change log. A batch that reaches ``batch_bytes`` is
+    committed earlier. The first change after a quiet time is committed at once."""
     drain_bytes: Size = 32 << 20
-    """A backlog of at least this much WAL is read by SQL functions, which are faster than the stream. This needs a free
-    replication slot and a connection without TLS. Otherwise the backlog is streamed."""
+    """A backlog of at least this much WAL is read with SQL functions, which are faster than the stream. This needs a
+    free replication slot and a connection without TLS. Otherwise the backlog is streamed."""
     idle_seconds: float = Field(default=30, ge=0)
     """A run that the sensor started ends after this time without changes."""
     run_seconds: float = Field(default=1800, gt=0)
@@ -205,12 +205,12 @@ class Settings(BaseSettings):
     seconds."""
     retention: Retention = timedelta(days=7)
     """How long changes and consistent points are kept. ``pgcdc repair`` and ``Lake.at`` can go back that far. Changes
-    that a followed mirror lacks are kept longer. Points are kept for 15 days at most."""
+    that a followed mirror still needs are kept longer. Points are kept for 15 days at most."""
     log_format: Literal["text", "json"] = "text"
     """The form of the lines on stderr. The option ``--log-format`` of a command takes precedence."""
     state: Path = STATE_FOLDER
-    """The folder on this machine for the project's saved catalog, its note of lake and slot, its logs, and the embedded
-    server."""
+    """The folder on this machine for the project's saved catalog, a record of its lake and slot, its logs, and the
+    embedded server."""
 
     @classmethod
     def settings_customise_sources(
@@ -231,9 +231,11 @@ class Settings(BaseSettings):
         if isinstance(value, dict):
             odd = [key for key in value if key not in (MASTER, ARCHIVE) and not str(key).startswith("spark.")]
             if odd:
-                raise ValueError(f"{odd[0]!r} is neither `{MASTER}`, `{ARCHIVE}` nor a `spark.*` setting")
+                raise ValueError(
+                    f"has the key {odd[0]!r}, which is neither `{MASTER}`, `{ARCHIVE}` nor a `spark.*` setting"
+                )
             if SPARK_MASTER in value:
-                raise ValueError(f"names the master as `{SPARK_MASTER}`; write `{MASTER}`")
+                raise ValueError(f"has the key `{SPARK_MASTER}`; write `{MASTER}` instead")
             return {MASTER: LOCAL_MASTER, **{key: _spark_text(item) for key, item in value.items()}}
         return value
 
@@ -248,7 +250,9 @@ class Settings(BaseSettings):
             )
         if is_local(master):
             if ARCHIVE in value:
-                raise ValueError(f"`{ARCHIVE}` is for the executors of a cluster, but the master {master} has none")
+                raise ValueError(
+                    f"`{ARCHIVE}` is for the executors of a cluster, and the master {master} has none; remove it"
+                )
         elif isinstance(lake, Path) and not info.data.get("lake_shared"):
             # Executors on other machines would write the files to their own disks.
             raise ValueError(
@@ -292,7 +296,9 @@ class Settings(BaseSettings):
             return value
         path = Path(value).absolute()
         if odd := _UNOPENED.search(str(path)):
-            raise ValueError(f"no Delta table can be opened under {path}, because of {odd[0]!r} in the path")
+            raise ValueError(
+                f"no Delta table can be opened in {path}, because the path contains {odd[0]!r}; use another path"
+            )
         if in_the_way := next((one for one in (path, *path.parents) if os.path.isfile(one)), None):
             raise ValueError(f"{in_the_way} is a file; give a folder")
         _refuse_shared_folder(str(value))
@@ -325,7 +331,7 @@ class Settings(BaseSettings):
     @classmethod
     def _messages_form(cls, value: Any) -> Any:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise ValueError(f"must be a list of patterns for prefixes; write it like {_EXAMPLES['messages']}")
+            raise ValueError(f"must be a list of patterns for message prefixes; write it like {_EXAMPLES['messages']}")
         PrefixPatterns.parse(value)
         return value
 
@@ -361,7 +367,7 @@ class Settings(BaseSettings):
             name = named[1] if named else "settings"
             example = _EXAMPLES.get(name, "...")
             raise SettingsError(
-                f"{PREFIX}{name.upper()} is not JSON", thing=f"setting `{name}`",
+                f"the variable {PREFIX}{name.upper()} does not contain JSON", thing=f"setting `{name}`",
                 do=f"write it like {PREFIX}{name.upper()}='{example}'",
             ) from None  # fmt: skip
 

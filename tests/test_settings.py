@@ -111,7 +111,7 @@ def _opened(folder: Path) -> bool:
         ("MESSAGES", '[""]', r"setting `messages`: '' is not a pattern"),
         ("MESSAGES", '["-debug"]', "setting `messages`: excludes prefixes and includes none"),
         ("MESSAGES", '"app"', "setting `messages`: must be a list of patterns for prefixes"),
-        ("MESSAGES", "app", "PGCDC_MESSAGES is not JSON"),
+        ("MESSAGES", "app", "the variable PGCDC_MESSAGES does not contain JSON"),
         ("ORIGIN", "local", "setting `origin`: 'local' is neither `any` nor `none`"),
         ("STREAMING", "on", "setting `streaming`: 'on' is neither `auto` nor `off`"),
     ],
@@ -155,7 +155,7 @@ def test_unknown_masters_are_refused(master: str, monkeypatch: pytest.MonkeyPatc
 def test_spark_master_in_the_spark_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """``spark.master`` would circumvent all checks of the setting ``master``."""
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"spark.master": "yarn"}))
-    with pytest.raises(SettingsError, match=r"setting `spark`: names the master as `spark.master`; write `master`"):
+    with pytest.raises(SettingsError, match=r"setting `spark`: has the key `spark.master`; write `master` instead"):
         Settings.load()
 
 

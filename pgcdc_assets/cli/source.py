@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 @click.option("--sql", "as_sql", is_flag=True, help="Print a script for the owner of the source; change nothing.")
 @click.option("--role", help="With --sql: the role that will replicate, if it is not the connecting role.")
 def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
-    """Prepare the source: create publication and slot. Also checks the source and saves the catalog. Safe to run
-    again."""
+    """Prepare the source: create the publication and the slot. Also checks the source and saves the catalog. Safe to
+    run again."""
     from pgcdc_assets.flow.ownlake import refuse_other_lake, refuse_other_slot
     from pgcdc_assets.projectsource import started_source
 

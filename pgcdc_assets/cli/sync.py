@@ -52,8 +52,8 @@ def snapshot(tables: tuple[TableName, ...]) -> int:
 @click.command(epilog=examples("pgcdc heal public.orders"))
 @click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
 def heal(tables: tuple[TableName, ...]) -> int:
-    """Follow tables again that were set aside, once the cause is fixed. Applies the missing changes from the change
-    log; copies nothing. Also works while `pgcdc follow` runs."""
+    """Follow tables again that pgcdc stopped following (set aside), once the cause is fixed. Applies the missing
+    changes from the change log, without a copy. Also works while `pgcdc follow` runs."""
     return _for_tables("heal", "heal", tables)
 
 
@@ -94,7 +94,7 @@ def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
     if current:
         lsn = _source_position(settings)
     follow_until(settings.layout, lsn)
-    say("syncs no longer end at an LSN" if lsn is None else f"syncs end at {lsn}")
+    say("the request to end at an LSN is cancelled" if lsn is None else f"syncs end at {lsn}")
     return 0
 
 

@@ -31,7 +31,7 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "pgcdc_build_info": ("gauge", "Always 1. The label `version` has the version of pgcdc.", ("version",)),
     "pgcdc_up": ("gauge", "1 if a part can be read: source, slot (it exists and is not lost), lake, log.", ("part",)),
     "pgcdc_ready": ("gauge", "1 if /readyz reports that replication makes progress or has nothing to do.", ()),
-    "pgcdc_reading_age_seconds": ("gauge", "Seconds since the shown values of a part were read.", ("part",)),
+    "pgcdc_reading_age_seconds": ("gauge", "Seconds since the values of a part (source, lake) were read.", ("part",)),
     "pgcdc_problems": ("gauge", "Number of problems that `pgcdc status` reports.", ("severity",)),
     "pgcdc_source_wal_lsn_bytes": ("gauge", "LSN of the end of the source's durable WAL.", ()),
     "pgcdc_received_lsn_bytes": ("gauge", "LSN up to which all of the source's WAL was received.", ()),
@@ -50,7 +50,7 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "pgcdc_lag_seconds": ("gauge", "Age of the oldest transaction that a stage has not processed.", ("stage",)),
     "pgcdc_table_lag_bytes": ("gauge", "Bytes of WAL that a table's mirror is behind the source.", ("table",)),
     "pgcdc_table_lag_seconds": ("gauge", "Age of the oldest transaction that a mirror does not contain.", ("table",)),
-    "pgcdc_slot_active": ("gauge", "1 if a receiver is connected to the slot.", ()),
+    "pgcdc_slot_active": ("gauge", "1 if a process reads the slot.", ()),
     "pgcdc_slot_retained_bytes": ("gauge", "Bytes of WAL that the source keeps for the slot.", ()),
     "pgcdc_slot_safe_wal_bytes": ("gauge", "Bytes of WAL that the source can write before the slot may be lost.", ()),
     "pgcdc_slot_wal_limit_bytes": (
@@ -70,7 +70,7 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "pgcdc_transactions_total": ("counter", "Transactions that syncs read from the change log.", ()),
     "pgcdc_log_bytes_total": ("counter", "Uncompressed bytes of the messages that syncs read from the change log.", ()),
     "pgcdc_lake_bytes": ("gauge", "Size of a part of the lake. The only part is change_log.", ("part",)),
-    "pgcdc_mirror_bytes": ("gauge", "Size of a mirror's data files. A scrape reads at most two mirrors.", ("table",)),
+    "pgcdc_mirror_bytes": ("gauge", "Size of a mirror's data files. A scrape reads two mirrors at most.", ("table",)),
     "pgcdc_turn_seconds": (
         "histogram",
         "Duration of one pass over new changes, by stage: transform, apply, publish.",
@@ -96,8 +96,8 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
         "Seconds since pgcdc received the first part of the oldest transaction in progress. A new run starts at 0.",
         (),
     ),
-    "pgcdc_prepared_transactions": ("gauge", "Prepared transactions that the lake keeps.", ()),
-    "pgcdc_prepared_oldest_seconds": ("gauge", "Age of the oldest prepared transaction that the lake keeps.", ()),
+    "pgcdc_prepared_transactions": ("gauge", "Prepared transactions in the lake that are not committed yet.", ()),
+    "pgcdc_prepared_oldest_seconds": ("gauge", "Age of the oldest prepared transaction that is not committed yet.", ()),
     "pgcdc_receiver_resident_bytes": (
         "gauge",
         "Memory of the receiver process. The value is at most a minute old.",

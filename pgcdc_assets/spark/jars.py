@@ -164,7 +164,7 @@ def retrieve(artifact: Artifact, folder: Path, *, without: Collection[str] = ())
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            raise _unreachable(artifact, f"did not answer within {RESOLVE_SECONDS} s") from None
+            raise _unreachable(artifact, f"the download took longer than {RESOLVE_SECONDS} s") from None
     if done.returncode != 0 or not list(folder.glob(f"{artifact.name}-*.jar")):
         raise _unreachable(artifact, _first_warning(done.stdout + done.stderr))
 
@@ -201,8 +201,8 @@ def _unreachable(artifact: Artifact, reason: str) -> MachineError:
     return MachineError(
         f"could not be fetched: {reason}",
         thing=artifact.title,
-        do=f"connect to the network once ({artifact.size} from Maven Central), "
-        f"or name a mirror in {REPOSITORY_VARIABLE}",
+        do=f"connect this machine to the network once ({artifact.size} from Maven Central), "
+        f"or set {REPOSITORY_VARIABLE} to the URL of a mirror of Maven Central",
     )
 
 

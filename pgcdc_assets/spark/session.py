@@ -243,7 +243,7 @@ def _jvm_ended(seconds: float) -> bool:
 def _refuse_without_delta(session: SparkSession) -> None:
     if EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
         raise LakeError(
-            "the process runs a Spark session without Delta Lake", thing="Spark", do="stop that session first"
+            "this process already has a Spark session without Delta Lake", thing="Spark", do="stop that session first"
         )
 
 
@@ -252,5 +252,6 @@ def _refuse_far_executors(session: SparkSession, settings: Settings) -> None:
     if settings.layout.root.scheme == LOCAL and not (settings.lake_shared or is_local(master)):
         raise LakeError(
             f"this process already has a session on {master}: its executors would write to their own disks, not to "
-            f"{settings.lake}", thing="Spark", do="stop that session first, or see `lake_shared`",
+            f"{settings.lake}", thing="Spark",
+            do="stop that session first, or set `lake_shared: true` if the executors see that folder",
         )  # fmt: skip

@@ -115,7 +115,7 @@ class Chain:
         if not self._follows(link.number):
             storage.store_of(self.place).delete([self._named(link.number)])
             self._looked = float("-inf")
-            raise FileExistsError(f"{self.place} already has a number above {link.number}")
+            raise FileExistsError(f"{self.place} already has a link above number {link.number}")
         with self._lock:
             self._last, self._since, self._looked = link, _now(), _now()
         self._forget(link.number - _KEPT)
@@ -137,7 +137,7 @@ class Chain:
         try:
             storage.store_of(self.place).delete(map(self._named, range(self._forgotten + 1, newest + 1)))
         except (OSError, StoreFailed) as error:
-            _log.warning("old files of the lease %s were not deleted: %s", self.place, error)
+            _log.warning("old files of the lease %s could not be deleted, pgcdc tries again: %s", self.place, error)
         else:
             self._forgotten = max(newest, self._forgotten)
 
@@ -163,7 +163,7 @@ class Chain:
         with reading(self._named(number), MachineError, _DELETE):
             link = Link(**json.loads(content))
             if link.number != number or not isinstance(link.text, str):
-                raise ValueError("the number is not that of the file's name")
+                raise ValueError("its number is not the number in the file's name")
             # This property uses the other fields. So a malformed field raises an error here, which ``reading`` handles.
             _ = link.of_ended_process
             return link
@@ -221,7 +221,7 @@ class ChainLease(Lease, Guard):
                 return
             except (OSError, StoreFailed) as error:
                 # Try again after RENEWED seconds. If all attempts fail, check() raises LeaseLost when the time is over.
-                _log.warning("the lease %s was not renewed, pgcdc tries again: %s", self._chain.place, error)
+                _log.warning("the lease %s could not be renewed, pgcdc tries again: %s", self._chain.place, error)
 
     def give_back(self) -> None:
         """Give the lease back. If this fails, other processes can take the lease after ``TTL`` seconds."""
@@ -229,7 +229,9 @@ class ChainLease(Lease, Guard):
             with suppress(FileExistsError), self._lock:
                 self._chain.append(Link(self._link.number + 1, given_back=True))
         except (OSError, StoreFailed) as error:
-            _log.warning("the lease %s was not released, so it ends a minute later: %s", self._chain.place, error)
+            _log.warning(
+                "the lease %s could not be released, so it expires in about a minute: %s", self._chain.place, error
+            )
 
     def _add(self, text: str) -> None:
         with self._lock:

@@ -283,7 +283,7 @@ def _failure(place: Location, error: Exception) -> StoreFailed:
     text = str(error)
     said = _ANSWERED.search(text)
     if _NO_BUCKET.search(text):
-        return StoreFailed("this bucket does not exist", thing=_parts(place)[0], do="create it, or change `lake`")
+        return StoreFailed("the bucket does not exist", thing=_parts(place)[0], do="create it, or change `lake`")
     if _NO_ROLE.search(text):
         what = "no credentials were found in the environment, and this machine has no instance role"
         return StoreFailed(what, thing=str(place), do=_RIGHTS)

@@ -34,7 +34,7 @@ def _served(scheme: str) -> Store:
     try:
         return _STORES[scheme]
     except KeyError:
-        raise ValueError(f"no store serves {scheme}://") from None
+        raise ValueError(f"URLs that begin with {scheme}:// are not supported") from None
 
 
 @contextmanager

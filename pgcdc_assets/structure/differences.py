@@ -174,9 +174,9 @@ def _columns(before: Table, now: Table) -> Iterator[Change]:
 
 def _added(before: Table, now: Table, column: Column) -> Change:
     if column.attnum <= before.highest_attnum:
-        return _changed_column(f'column "{column.name}", which existed before, is published only now')
+        return _changed_column(f'column "{column.name}" existed before, but is published only now')
     if column.missing is not None or column.not_null or column.generated:
-        return _changed_column(f'column "{column.name}" was added with a value in older rows')
+        return _changed_column(f'column "{column.name}" was added, and older rows have a value in it')
     if _new_files(before, now):
         # ADD COLUMN with a volatile default writes new files. VACUUM FULL also does, and moves the default of older
         # rows (attmissingval) from the catalog into the rows.
@@ -193,7 +193,7 @@ def _key(before: Table, now: Table) -> Iterator[Change]:
         if now.updates_seen:
             yield Change(Difference.KEY_SEEN, "its updates and deletes are replicated now")
         else:
-            yield Change(Difference.KEY, "its updates are no longer replicated")
+            yield Change(Difference.KEY, "its updates and deletes are no longer replicated")
     elif (reason := key_changed(before, now)) is not None:
         yield Change(Difference.KEY, reason)
 

@@ -77,11 +77,11 @@ def _by_order(table: Table, found: Shape) -> Table | Unreadable:
     shape = _at_root(table, found)
     if shape is None:
         return Unreadable(
-            "its structure changed, and it is unknown which rows of a partition were written before this change"
+            "its structure changed, and the log does not show which rows of a partition are older than this change"
         )
     columns = aligned(table, shape)
     if columns is None:
-        return Unreadable("its columns changed in a way that the rows in the log do not show")
+        return Unreadable("its columns changed, and the log does not show which value belongs to which column")
     own = {column.attnum: column for column in table.columns}
     for told, attnum in zip(shape.columns, columns, strict=True):
         column = own.get(attnum) if attnum is not None else None
@@ -90,7 +90,7 @@ def _by_order(table: Table, found: Shape) -> Table | Unreadable:
                 f"the type of column {column.name!r} changed from {_type(told.type)} to {_type(column.type)}"
             )
         if column is None and attnum is not None:
-            return Unreadable(f"other columns had changed before column {told.name!r} was added")
+            return Unreadable(f"column {told.name!r} was added after other columns had changed")
     lacking = [column.name for column in table.key_columns if column.attnum not in columns]
     key = {attnum for column, attnum in zip(shape.columns, columns, strict=True) if column in shape.told_key}
     if not key:
@@ -226,14 +226,14 @@ def _with_new(table: Table, shape: Shape, new: list[ShapeColumn], facts: Relatio
             return Unreadable(f"column {column.name!r} was added with a default, which older rows have too")
         attnum = fact.attnum if leaf is None else leaf.at_root(fact.attnum)
         if attnum <= newest:
-            return Unreadable(f"column {column.name!r} is published only now; its value in older rows is not known")
+            return Unreadable(f"column {column.name!r} is published only now; its values in older rows are not known")
         if _rewritten(table, shape, relation):
             return Unreadable(
                 f"column {column.name!r} was added and the table was rewritten: older rows may have values in it"
             )
         if _dropped_before(table, shape, relation, fact.attnum):
             return Unreadable(
-                f"column {column.name!r} was added when another column was dropped: values may belong to either column"
+                f"column {column.name!r} was added after another was dropped: values may belong to either column"
             )
         newest = attnum
         appeared.append(replace(fact, attnum=attnum))

@@ -194,4 +194,4 @@ def _recopied(now: Table, rules: Rules, what: str) -> Verdict:
     size = now.pages * PAGE_BYTES
     if size <= rules.recopy_bytes:
         return Recopy(what, restructured=True)
-    return SetAside(f"{what}; it has {size >> 20} MiB, more than `recopy_bytes`, so it is copied only at your request")
+    return SetAside(f"{what}; it has {size >> 20} MiB, more than `recopy_bytes`, so pgcdc does not copy it by itself")

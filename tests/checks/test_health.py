@@ -46,7 +46,7 @@ CATALOG = Catalog(
     ("pgcdc",),
 )  # fmt: skip
 FAR = Outside(
-    5, TableName("public", "events_far"), "is a foreign table", "mirror its rows from the server that has them"
+    5, TableName("public", "events_far"), "is a foreign table", "replicate its rows from the server that has them"
 )
 PUBLICATION = PublicationFacts("pgcdc", frozenset({ORDERS, LEAF_A, LEAF_B}))
 WELL = Facts(

@@ -108,8 +108,8 @@ CASES = (
     Case(SETUP, lambda s: None, "status", 1, SETUP, lambda s, _: s.pgcdc("setup")),
     Case("run `pgcdc teardown --lake`, then `pgcdc setup` and `pgcdc sync`", _log_ahead, "status", 1,
          "run `pgcdc teardown --lake`", _new_lake),
-    Case("create the publication yourself if no table was written since, or SELECT pg_drop_replication_slot('{}') and "
-         "run `pgcdc setup`; the next sync then copies all tables again",
+    Case("if no table was changed since then, create the publication yourself; otherwise run SELECT "
+         "pg_drop_replication_slot('{}') and `pgcdc setup`; the next sync then copies all tables again",
          lambda s: run_sql(s, f"SELECT pg_create_logical_replication_slot('{slot_of(s)}', 'pgoutput')"), "setup", 1,
          "create the publication yourself", _drop_as_told),
     Case("choose another name in the setting `slot`", _publication_by_hand, "setup", 1,

@@ -208,7 +208,7 @@ MISTAKES = (
     Mistake("tables in one text", lambda r: r.file("tables: public.*\n"), "setup", 2,
             ("setting `tables`: must be a list of patterns", PATTERNS)),
     Mistake("tables in the environment", lambda r: r.shell.set(TABLES="public.*"), "setup", 2,
-            ("setting `tables`: PGCDC_TABLES is not JSON", f"PGCDC_TABLES='{PATTERNS}'")),
+            ("setting `tables`: the variable PGCDC_TABLES does not contain JSON", f"PGCDC_TABLES='{PATTERNS}'")),
     Mistake("no pattern", lambda r: r.file('tables: ["a.b.c"]\n'), "setup", 2,
             ("setting `tables`", "'a.b.c' is not a pattern; write schema.table")),
     Mistake("pattern of nothing", lambda r: r.file('tables: ["public.aa"]\n'), "setup", 1,

@@ -53,7 +53,7 @@ def test_a_role_with_few_rights_needs_only_the_script(shell: Shell, conn: psycop
     assert "5 tables are published" in said
     assert "hr.keyless  (inserts only)" in said
     shell.pgcdc("status")
-    assert "nothing is left to do for an owner" in shell.pgcdc("setup", "--sql")
+    assert "no statement remains that an owner must run" in shell.pgcdc("setup", "--sql")
     conn.execute("INSERT INTO hr.keyless VALUES (1); UPDATE hr.keyless SET v = 2; UPDATE hr.p SET id = 3")
 
 
@@ -65,7 +65,7 @@ def test_a_table_created_later_needs_the_script_again(shell: Shell, conn: psycop
     conn.execute("CREATE TABLE hr.later (id int PRIMARY KEY)")
     said = shell.pgcdc("setup", expect=1)
     assert "hr.later: not owned by role" in said
-    assert "let their owner run the script of `pgcdc setup --sql`" in said
+    assert "let the owner run the script of `pgcdc setup --sql`" in said
     script = shell.pgcdc("setup", "--sql")
     statements = [line for line in script.splitlines() if not line.startswith("--")]
     assert [line.split(" TO ")[0] for line in statements] == [

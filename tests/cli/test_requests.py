@@ -41,7 +41,7 @@ def test_requests_can_be_made_shown_and_withdrawn(shell: Shell) -> None:
     assert "endpos         7/AB" in shell.pgcdc("positions")
     assert shell.pgcdc("resume", "apply") == "changes are applied\n"
     assert shell.pgcdc("until", "--current").startswith("syncs end at ")
-    assert shell.pgcdc("until", "--clear") == "syncs no longer end at an LSN\n"
+    assert shell.pgcdc("until", "--clear") == "the request to end at an LSN is cancelled\n"
     after = json.loads(shell.pgcdc("positions", "--json"))
     assert (after["endpos"], after["apply"]) == (None, "running")
 

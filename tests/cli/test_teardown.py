@@ -173,7 +173,7 @@ def test_teardown_of_a_project_that_made_nothing_removes_nothing(
         assert name not in asked
         said = shell.pgcdc("teardown", "--yes")
         for thing in (f"slot {name}", f"publication {name}", f"publication {name}_inserts"):
-            assert f"{thing} stays: this project did not create it; if no other project needs it: " in said
+            assert f"{thing} stays: this project did not create it; if no other project needs it, run " in said
         assert left(conn) == before
         # The first teardown is before the second project's own setup, the second teardown is after it.
         said = shell.pgcdc("setup")

@@ -122,7 +122,7 @@ def test_large_table_with_new_files_is_copied_only_at_the_operators_request(work
     entry = work.progress[B.name]
     assert entry.state is TableState.SET_ASIDE
     assert "has new files" in (entry.reason or "")
-    assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, so it is copied only at your request")
+    assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, so pgcdc does not copy it by itself")
 
 
 def test_relfilenode_is_compared_with_the_last_catalog_check(work: Work) -> None:
@@ -168,8 +168,10 @@ def test_many_changes_are_logged_once_in_one_line(work: Work) -> None:
     for _ in range(3):
         _watched(work, [A, changed], paused=True)
     (line,) = observer.lines
-    assert line.startswith('watch: table public.b: column "c3" was added with a value in older rows, column "c4" ')
-    assert line.endswith('column "c7" was added with a value in older rows, and 30 more')
+    assert line.startswith(
+        'watch: table public.b: column "c3" was added, and older rows have a value in it, column "c4" '
+    )
+    assert line.endswith('column "c7" was added, and older rows have a value in it, and 30 more')
     _watched(work, [A, B], paused=True)
     assert len(observer.lines) == 1
     _watched(work, [A, changed], paused=True)

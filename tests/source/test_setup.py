@@ -77,7 +77,7 @@ def test_columns_and_tables_whose_changes_pgcdc_may_miss_are_reported(database: 
             CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY HASH (id);
             CREATE TABLE parted_1 PARTITION OF parted FOR VALUES WITH (MODULUS 1, REMAINDER 0)""")
         found = [str(finding) for finding in check_source(conn, settings)]
-        (names,) = [text for text in found if "names of objects" in text]
+        (names,) = [text for text in found if "names of database objects" in text]
         assert names.startswith("columns public.named.c, public.named.t: ")
         (unlogged,) = [text for text in found if "SET UNLOGGED" in text]
         assert unlogged.startswith("tables public.parted_1: have no TOAST table")
@@ -109,12 +109,12 @@ def test_setup_creates_publications_then_the_slot_and_can_be_repeated(
     assert unseen[0] == ("tables public.child, public.deferred, public.keyless",
                          "no usable replica identity: their updates and deletes are not replicated")  # fmt: skip
     assert about(report.findings, "keys") == [
-        "5 tables replicate updates and deletes: if a table loses its key or replica identity, PostgreSQL refuses its "
-        "UPDATE and DELETE"
+        "5 tables replicate updates and deletes: if such a table loses its key or replica identity, PostgreSQL "
+        "refuses UPDATE and DELETE on it"
     ]
     (parent,) = about(report.findings, "table public.parent")
     assert parent.startswith(
-        "is the parent of public.child by INHERITS: its mirror has only the rows of ONLY public.parent"
+        "is the parent of public.child by INHERITS: its mirror does not contain the rows of its children"
     )
     assert {finding.thing for finding in report.findings if finding.what.startswith("not replicated")} == {
         "unlogged tables", "materialised views", "sequences",
@@ -348,7 +348,7 @@ def test_server_versions_that_are_too_old_or_may_lose_changes_are_reported(numbe
 
 FAR = ("db.example.org", "203.0.113.7")
 OPEN = "without encryption"
-ANOTHER = "does not check that it is the right server"
+ANOTHER = "does not check the identity of the server"
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_a_copy_that_is_interrupted_each_time_gives_up(database: Database, monke
     with snapshot_of_many_rows(database) as (_, snapshot, piece):
         altering = threading.Thread(target=alter)
         altering.start()
-        with pytest.raises(CopyBlocked, match=r"table public\.t: was not copied: each of 3 readings was interrupted"):
+        with pytest.raises(CopyBlocked, match=r"table public\.t: was not copied: 3 attempts were interrupted"):
             read_whole(taken)
         altering.join()
 

@@ -120,7 +120,7 @@ def test_an_unreachable_store_is_reported(bucket: Location, monkeypatch: pytest.
         with pytest.raises(StoreFailed, match="refused the credentials of the environment"):
             storage.list_after(bucket)
     objects._bucket.cache_clear()
-    with pytest.raises(StoreFailed, match="this bucket does not exist"):
+    with pytest.raises(StoreFailed, match="the bucket does not exist"):
         storage.create(Location("s3://nowhere/a"), b"")
     assert storage.list_after(bucket) == []
 

@@ -130,7 +130,7 @@ def test_a_new_column_is_refused_if_other_columns_have_changed_since_the_copy() 
     told = message(TOLD_ID, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
     found = table_of_rows(RENAMED, told, after=Lsn(1))
     assert isinstance(found, Unreadable)
-    assert found.reason == "other columns had changed before column 'c' was added"
+    assert found.reason == "column 'c' was added after other columns had changed"
 
 
 @pytest.mark.parametrize("identity", ["d", "f"])

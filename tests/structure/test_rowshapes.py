@@ -117,7 +117,7 @@ def test_column_with_unknown_name_is_matched_if_its_attnum_exists() -> None:
 def test_a_new_column_next_to_a_dropped_column_is_refused() -> None:
     there = RelationFacts(remarked(replace(TABLE, columns=(*TABLE.columns, Column(6, "c", TEXT))), "1:7 2:7 4:7 6:9"))
     found = table_of_rows(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), there)
-    assert "was added when another column was dropped" in reason(found)
+    assert "was added after another was dropped" in reason(found)
     unpublished = RelationFacts(remarked(there.table or TABLE, "1:7 2:7 4:7 5:8 6:9"))
     assert isinstance(table_of_rows(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), unpublished), Table)
     older = remarked(TABLE, "1:7 2:7 4:7 5:6")
@@ -157,7 +157,7 @@ def test_a_new_column_of_two_leaves_is_one_column_of_the_root() -> None:
         told = RelationFacts(replace(TABLE, columns=(replace(column, attnum=attnum + 1),), root=NAME,
                                      marks=marks(f"1:7 2:7 4:7 {attnum + 1}:9", relfilenode=70)))  # fmt: skip
         found = table_of_rows(root, shape(ID, B, N, later, oid=leaf.oid, leaf=leaf.name), told)
-        assert "was added when another column was dropped" in reason(found), "one came and went since the copy"
+        assert "was added after another was dropped" in reason(found), "one came and went since the copy"
 
 
 def test_a_new_column_is_refused_if_a_leaf_was_rewritten() -> None:

@@ -99,7 +99,7 @@ def test_rewrites_new_keys_and_unsafe_columns_require_a_copy(now: Table, reason:
 
 def test_an_existing_column_that_is_newly_published_requires_a_copy() -> None:
     before = replace(T, columns=(ID,))
-    assert obstacle(before, T) == 'column "a", which existed before, is published only now'
+    assert obstacle(before, T) == 'column "a" existed before, but is published only now'
 
 
 @pytest.mark.parametrize(

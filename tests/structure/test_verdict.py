@@ -42,7 +42,7 @@ MOVING = replace(FOLLOWED, state=TableState.WAITING, former=TableName("public", 
 RESHAPED = replace(UNREAD, table=replace(T, lineage=Lineage(1, 2, 15)))
 REWRITE, WORD = Rules("rewrite", 1 << 20), Rules("set_aside", 1 << 20)
 BY_ROWS = 'column "a" was renamed to "b"'
-TOO_LARGE = f"{BY_ROWS}, its key changed; it has 1 MiB, more than `recopy_bytes`, so it is copied only at your request"
+TOO_LARGE = f"{BY_ROWS}, its key changed; it has 1 MiB, more than `recopy_bytes`, so pgcdc does not copy it by itself"
 
 
 def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Verdict:

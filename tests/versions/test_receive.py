@@ -131,7 +131,7 @@ def _raw(received: Received) -> list[bytes]:
 
 # What ``setup`` reports depends on the source's version ---------------------------------------------
 
-NULLS = "has NULL in a column that was added later with a default"
+NULLS = "sends NULL as the old value of this column"
 
 
 @pytest.mark.long

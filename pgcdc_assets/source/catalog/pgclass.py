@@ -105,7 +105,9 @@ class CatalogRelation:
         its own kind of WAL, and PostgreSQL decodes only the heap's kind. So another access method is accepted only if
         it is known to write the heap's kind (:data:`DECODED`)."""
         if self.kind == "f":
-            return Outside(self.oid, self.name, "is a foreign table", "mirror its rows from the server that has them")
+            return Outside(
+                self.oid, self.name, "is a foreign table", "replicate its rows from the server that has them"
+            )
         if self.unlogged and not self.partitioned:
             return Outside(self.oid, self.name, "is UNLOGGED", f"ALTER TABLE {self.name} SET LOGGED")
         if self.access_method is not None and self.access_method not in DECODED:
@@ -145,7 +147,7 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
     heads = list(conn.execute(_RELATIONS, [wanted]))
     attributes = list(conn.execute(_COLUMNS, [wanted]))
     if any(None in row[:4] for row in (*heads, *attributes)):
-        raise ValueError("an OID, an attribute number, a name or a kind is NULL")
+        raise ValueError("pg_class or pg_attribute has NULL as an OID, an attribute number, a name or a kind")
     types = PgTypes.read(conn, {row[3] for row in attributes})
     columns: dict[int, list[Column]] = defaultdict(list)
     rows: dict[int, list[Sequence[int]]] = defaultdict(list)
@@ -187,7 +189,7 @@ def without_rows(conn: psycopg.Connection[Any], relation: int) -> bool:
     """Whether a relation's file is empty, so that not even an open transaction has a row in it. Returns False if the
     relation was dropped, or stays locked for 100 ms. Holds no other lock during this wait."""
     if conn.info.transaction_status != TransactionStatus.IDLE:
-        raise ValueError("called inside an open transaction, which would hold the lock until its end")
+        raise ValueError("the connection is inside a transaction, which would keep the lock until it ends")
     with suppress(psycopg.errors.LockNotAvailable), conn.transaction():
         conn.execute("SET LOCAL lock_timeout = '100ms'")
         row = conn.execute("SELECT pg_catalog.pg_relation_size(%s::oid)", [relation]).fetchone()

@@ -127,7 +127,7 @@ class ServerError:
             return no_publication(gone[1])
         for pattern, kind, advice in _NO_WALSENDER:
             if pattern.search(self.message):
-                return kind(f"gives no replication connection: {self.message}", thing=thing, do=advice)
+                return kind(f"accepts no replication connection: {self.message}", thing=thing, do=advice)
         if self.state in _BY_STATE:
             kind, do = _BY_STATE[self.state]
             return kind(self.message, thing=thing, do=do)
@@ -138,7 +138,7 @@ class ServerError:
         if self.state in _NO_UTF8:
             # The server's message is left out, because it quotes bytes of the text.
             return SourceFailed(f"has a text that cannot be converted to UTF8 (SQLSTATE {self.state})", thing=thing,
-                                do=f"correct this text; if the text is already in the WAL, {COPY_ANEW}")  # fmt: skip
+                                do=f"correct this text; if the WAL already contains it, {COPY_ANEW}")  # fmt: skip
         if "wal_level" in self.message:
             return SourceNotReady(self.message, thing=thing, do="set wal_level = logical on the source and restart it")
         return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)

@@ -176,7 +176,7 @@ class SocketReader(FrameReader):
             # This ReadyForQuery message ends an earlier command, which was refused.
             continue
         if kind not in (b"W", None):
-            raise ProtocolError(f"did not start the stream, but sent message {kind!r}", thing=self._endpoint)
+            raise ProtocolError(f"sent a message of type {kind!r} instead of starting the stream", thing=self._endpoint)
         return kind == b"W"
 
     def pull(self) -> bool:
@@ -253,7 +253,7 @@ class SocketReader(FrameReader):
         while self.held >= HEADER:
             kind, end = bytes(self._buffer[:1]), self._end()
             if kind not in _KINDS or end < HEADER:
-                raise ProtocolError(f"sent a message that is not valid: it begins with {kind!r}", thing=self._endpoint)
+                raise ProtocolError(f"sent an invalid message, which begins with {kind!r}", thing=self._endpoint)
             if end > self.held or (kind == b"d" and not data):
                 return None
             body = bytes(self._buffer[HEADER:end])

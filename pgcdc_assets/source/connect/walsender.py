@@ -95,7 +95,7 @@ class ReplicationConnection:
         """Runs IDENTIFY_SYSTEM, and reads the OID of the database."""
         system, timeline, flushed, database = self.execute("IDENTIFY_SYSTEM")[0]
         if system is None or timeline is None or flushed is None or database is None:
-            raise ProtocolError("IDENTIFY_SYSTEM left a field empty", thing=self.endpoint)
+            raise ProtocolError("IDENTIFY_SYSTEM returned an empty field", thing=self.endpoint)
         oid = self.execute("SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()")[0][0]
         return SystemIdentity(system, int(timeline), Lsn.parse(flushed), database, int(oid or 0))
 
@@ -121,7 +121,7 @@ class ReplicationConnection:
         command = f"CREATE_REPLICATION_SLOT {identifier(name)} {kind}LOGICAL pgoutput {snapshot}"
         _, point, snapshot_name, _ = self.execute(command, waiting=waiting)[0]
         if point is None:
-            raise ProtocolError("CREATE_REPLICATION_SLOT returned no consistent point", thing=f"slot {name}")
+            raise ProtocolError("CREATE_REPLICATION_SLOT returned no consistent_point", thing=f"slot {name}")
         return CreatedSlot(name, Lsn.parse(point), snapshot_name)
 
     def drop_slot(self, name: str) -> None:
@@ -257,7 +257,7 @@ class ReplicationConnection:
         if failed is not None:
             raise failed.typed(self.endpoint)
         if last is None:
-            raise SourceUnavailable("the server gave no answer", thing=self.endpoint)
+            raise SourceUnavailable("the server returned no result", thing=self.endpoint)
         return last
 
     def _until_ready(self, waiting: Callable[[], None] | None) -> None:

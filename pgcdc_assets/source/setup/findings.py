@@ -93,8 +93,8 @@ def _version(number: int) -> Iterator[Finding]:
     elif minor < _MINORS_THAT_LOSE.get(major, 0):
         yield Finding(
             "warning", "source",
-            f"is PostgreSQL {major}.{minor}, which may lose changes of a transaction that is open while its table "
-            "is added to a publication", f"update it to {major}.{_MINORS_THAT_LOSE[major]} or newer",
+            f"is PostgreSQL {major}.{minor}, which may lose changes of a transaction that is open while a table that "
+            "it changes is added to a publication", f"update it to {major}.{_MINORS_THAT_LOSE[major]} or newer",
         )  # fmt: skip
 
 
@@ -114,8 +114,8 @@ def _encoding(name: str | None) -> Iterator[Finding]:
         )  # fmt: skip
     elif name and Encoding.of(name).name != name:
         yield Finding(
-            "warning", "source", f"has server_encoding = {name}, which only the server can convert to UTF8: if "
-            "it cannot convert one text, pgcdc stops for all tables",
+            "warning", "source", f"has server_encoding = {name}, which the server converts to UTF8: if it cannot "
+            "convert a text, replication of all tables stops",
             "find such texts before the first copy, and correct them",
         )  # fmt: skip
 
@@ -134,7 +134,8 @@ def _settings(recovering: bool, wal_level: str, pending: bool, standbys: str) ->
     if matches_standby_names(standbys, APPLICATION):
         yield Finding(
             "error", "source",
-            f"would wait for pgcdc at every COMMIT: synchronous_standby_names = {standbys!r} matches {APPLICATION!r}",
+            f"would wait for pgcdc at every COMMIT: synchronous_standby_names = {standbys!r} matches pgcdc's "
+            f"application_name {APPLICATION!r}",
             "list each standby by name in synchronous_standby_names",
         )  # fmt: skip
 
@@ -153,7 +154,7 @@ def _bounds(keep: str, idle: str | None) -> Iterator[Finding]:
     if keep == "-1":
         yield Finding(
             "warning", "source", "keeps WAL for a slot without a limit (max_slot_wal_keep_size = -1): while "
-            "no sync runs, WAL may fill the disk", "set max_slot_wal_keep_size to what the disk can spare",
+            "no sync runs, WAL may fill the disk", "set max_slot_wal_keep_size to a size that the disk has room for",
         )  # fmt: skip
     if idle not in (None, "0"):
         yield Finding("warning", "source", f"invalidates a slot that is not read for {idle}",
@@ -206,7 +207,7 @@ def exposed(host: str, address: str, sslmode: str, *, tls: bool, gss: bool = Fal
         return None
     if not tls:
         return f"is reached at {host} without encryption: others on the network can read and change all rows"
-    return f"is reached at {host} with sslmode={sslmode}, which does not check that it is the right server"
+    return f"is reached at {host} with sslmode={sslmode}, which does not check the identity of the server"
 
 
 def _loopback(address: str) -> bool:

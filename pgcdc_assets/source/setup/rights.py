@@ -60,7 +60,7 @@ WHERE p.pubname = ANY(%(names)s) AND NOT r.super AND p.pubowner NOT IN (SELECT o
 )
 _STATEMENTS = 10
 """The most statements that the message about one table contains."""
-BY_OWNER = "let their owner run the script of `pgcdc setup --sql`"
+BY_OWNER = "let the owner run the script of `pgcdc setup --sql`"
 
 
 def rights_findings(
@@ -122,7 +122,7 @@ def _reading(rows: Sequence[tuple[Any, ...]], role: str, name: str) -> list[Find
     hidden = [table for _, table, *_, security in rows if security]
     if hidden:
         found.append(Finding("error", named(hidden), f"row-level security hides rows from role {role}",
-                             "connect as the owner, or let a superuser run this",
+                             "connect as the owner of the tables, or let a superuser run this",
                              sql=(f"ALTER ROLE {name} BYPASSRLS;",)))  # fmt: skip
     return found
 
@@ -134,7 +134,7 @@ def _publishing(
     does not own. ``database``: the database's name if the role may not create a publication in it, else None."""
     found = []
     if changes.make and database and not foreign:
-        found.append(Finding("error", f"role {role}", "may not create a publication", "or " + BY_OWNER,
+        found.append(Finding("error", f"role {role}", "may not create a publication", f"{BY_OWNER}, or run this",
                              (f"GRANT CREATE ON DATABASE {database} TO {quoted_role(conn, role)};",)))  # fmt: skip
     if foreign:
         also = f", nor create a publication in database {database}" if changes.make and database else ""
@@ -167,7 +167,7 @@ def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> 
         ((user, database),) = conn.execute("SELECT current_user::text, current_database()::text")
         lines = list(_lines(conn, settings, role or user))
     if not any(not line.startswith("--") for line in lines):
-        lines.append("-- nothing is left to do for an owner")
+        lines.append("-- no statement remains that an owner must run")
     head = [
         f"-- Prepares database {_comment(database)} for replication by role {_comment(role or user)}.",
         "-- Printed by `pgcdc setup --sql`, which changed nothing. Run it in that database as superuser. The owner of "

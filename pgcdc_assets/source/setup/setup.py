@@ -130,8 +130,9 @@ def setup(
         names = publication_names(conn, settings)
         catalog = read_catalog(conn, identity(conn, settings.slot), names, settings.tables)
         if not catalog.tables:
-            raise EmptyPublication("lists no table", thing=f"publication {settings.publication}",
-                                   do="add tables to it, or see the setting `tables`")  # fmt: skip
+            raise EmptyPublication("lists no table that the setting `tables` selects",
+                                   thing=f"publication {settings.publication}",
+                                   do="add tables to it, or change `tables`")  # fmt: skip
         stored = {oid for table in catalog.tables for oid in ({leaf.oid for leaf in table.leaves} or {table.oid})}
         return SetupReport(catalog, created, findings, bytes_on_disk(conn, stored))
 
@@ -175,7 +176,7 @@ def teardown(settings: Settings, conninfo: str, made: Container[str] = (), *, sh
 
 def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[str], *, shared: bool) -> Traces:
     slot, marked = f"slot {settings.slot}", _ours(conn, settings)
-    of_another = "this project did not create it; if no other project needs it: `pgcdc teardown --shared`"
+    of_another = "this project did not create it; if no other project needs it, run `pgcdc teardown --shared`"
     ours, left = [], {}
     if (status := slot_status(conn, settings.slot)) is not None:
         here = status.database == status.connected_to
@@ -277,7 +278,7 @@ def _slot_findings(conn: psycopg.Connection[Any], settings: Settings, made: Cont
     status = slot_status(conn, settings.slot)
     if status is None or status.database != status.connected_to or f"slot {settings.slot}" in made:
         return []
-    what = "exists, but this project did not create it: two projects that read one slot each lose changes"
+    what = "exists, but this project did not create it: if two projects read one slot, both lose changes"
     return [Finding("warning", status.thing, what, "choose another name in the setting `slot`")]
 
 
@@ -296,7 +297,7 @@ def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Con
         ]  # fmt: skip
     what = f"exists, but publication {lacking[0]} does not: changes since the slot was created would be lost"
     do = (
-        f"create the publication yourself if no table was written since, or SELECT pg_drop_replication_slot("
-        f"'{settings.slot}') and run `pgcdc setup`; the next sync then copies all tables again"
+        f"if no table was changed since then, create the publication yourself; otherwise run SELECT "
+        f"pg_drop_replication_slot('{settings.slot}') and `pgcdc setup`; the next sync then copies all tables again"
     )
     return [Finding("error", status.thing, what, COPY_ANEW if f"slot {settings.slot}" in made else do)]

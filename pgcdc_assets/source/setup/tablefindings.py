@@ -98,8 +98,8 @@ def key_findings(wanted: Sequence[Planned]) -> list[Finding]:
     number = "1 table replicates" if keyed == 1 else f"{keyed} tables replicate"
     return [
         Finding(
-            "info", "keys", f"{number} updates and deletes: if a table loses its key or replica identity, PostgreSQL "
-            "refuses its UPDATE and DELETE",
+            "info", "keys", f"{number} updates and deletes: if such a table loses its key or replica identity, "
+            "PostgreSQL refuses UPDATE and DELETE on it",
             "if you drop a key, add the new key in the same transaction, or set REPLICA IDENTITY FULL first",
         )
     ]  # fmt: skip
@@ -142,8 +142,8 @@ def _relation_findings(relation: CatalogRelation, entry: Published, *, toastable
         yield Finding("warning", thing, "is published without truncate: it is copied again after TRUNCATE, "
                       "VACUUM FULL or CLUSTER", "let the publication publish truncate")  # fmt: skip
     if (entry.updates or entry.deletes) and relation.refuses_updates:
-        yield Finding("warning", thing, "UPDATE and DELETE fail on the source: no usable replica identity",
-                      f"give it a primary key, or ALTER TABLE {relation.name} REPLICA IDENTITY FULL")  # fmt: skip
+        yield Finding("warning", thing, "has no usable replica identity, so UPDATE and DELETE fail on the source",
+                      f"give it a primary key, or run ALTER TABLE {relation.name} REPLICA IDENTITY FULL")  # fmt: skip
     if entry.row_filter and entry.updates and toastable and relation.replica_identity != "f":
         yield Finding(
             "warning", thing, "has a row filter and columns that may be stored out of line: an update that makes a row "
@@ -162,26 +162,28 @@ def _partition_findings(conn: psycopg.Connection[Any], roots: Mapping[int, Catal
                   if (leaf.replica_identity, leaf.identity.carried) != (own.replica_identity, own.carried)]  # fmt: skip
         for leaf in others:
             yield Finding("warning", f"table {roots[root].name}",
-                          f"partition {leaf.name} has another replica identity than its root",
+                          f"partition {leaf.name} has another replica identity than its root: its updates and deletes "
+                          "are sent with other key columns than the root's",
                           "give both the same replica identity, or set publish_via_partition_root = false "
                           "for the publication")  # fmt: skip
-        yield Finding("info", f"table {roots[root].name}", "is published via its root: the stream does not show "
-                      "TRUNCATE, ATTACH, DETACH or DROP of a single partition, so the table may have to be copied "
-                      "again after them")  # fmt: skip
+        yield Finding("info", f"table {roots[root].name}", "is published with publish_via_partition_root: the "
+                      "stream does not show TRUNCATE, ATTACH, DETACH or DROP of a single partition, so pgcdc may have "
+                      "to copy the table again after such a command")  # fmt: skip
 
 
 def _table_findings(table: Table, publication: str, server_version: int, *, sent: bool) -> Iterator[Finding]:
     """``sent``: whether the table's updates and deletes are published."""
     if sent and not table.updates_seen:
         yield Finding(
-            "warning", f"table {table.name}", "PostgreSQL refuses its UPDATE and DELETE, because publication "
-            f"{publication} publishes them without all columns of its replica identity",
+            "warning", f"table {table.name}", "PostgreSQL refuses UPDATE and DELETE on it, because publication "
+            f"{publication} publishes them, but not all columns of the table's replica identity",
             "publish the columns of its primary key; or remove the column list, and set REPLICA IDENTITY FULL",
         )  # fmt: skip
     if server_version < _WHOLE_OLD_IMAGES_SINCE and table.via_root and table.updates_seen and not table.key:
-        yield Finding("warning", f"table {table.name}", "has no key and is published via its root: before "
-                      "PostgreSQL 15, the old image of a row has NULL in a column that was added later with a default; "
-                      "pgcdc then stops following the table", "set publish_via_partition_root = false for the "
+        yield Finding("warning", f"table {table.name}", "has no key and is published with "
+                      "publish_via_partition_root: before PostgreSQL 15, an UPDATE or DELETE of a row that is older "
+                      "than a column with a default sends NULL as the old value of this column; pgcdc then stops "
+                      "following the table", "set publish_via_partition_root = false for the "
                       "publication, or give the table a primary key")  # fmt: skip
 
 
@@ -205,8 +207,8 @@ def child_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> Iter
     for relation in sorted(relations.values(), key=lambda relation: relation.name):
         yield Finding(
             "warning", f"table {relation.name}", f"is the parent of {named(children[relation.oid])} by INHERITS: its "
-            f"mirror has only the rows of ONLY {relation.name}; each published child has its own mirror",
-            "read the mirrors of the children too",
+            "mirror does not contain the rows of its children; each published child has its own mirror",
+            "to get all rows, read the mirrors of the children too",
         )  # fmt: skip
 
 
@@ -232,10 +234,10 @@ def _object_names(conn: psycopg.Connection[Any], relations: list[CatalogRelation
         return []
     return [
         Finding(
-            "warning", f"columns {named(columns)}", "contain names of objects (regclass and similar types): a rename "
-            "of the object changes the text of older rows without a change in the WAL, so mirrors keep the earlier "
-            "name",
-            "after a rename, run `pgcdc snapshot` for their tables",
+            "warning", f"columns {named(columns)}", "contain names of database objects (regclass and similar types): "
+            "if an object is renamed, its name in older rows changes too, but the stream does not show this, so "
+            "mirrors keep the earlier name",
+            "after a rename, run `pgcdc snapshot` for the tables with these columns",
         )
     ]  # fmt: skip
 
@@ -252,8 +254,8 @@ def _rewritten(relations: list[CatalogRelation]) -> list[Finding]:
         return []
     return [
         Finding(
-            "info", f"tables {named(tables)}", "have no TOAST table and are not listed individually in a publication: "
-            "they are copied again after TRUNCATE, VACUUM FULL or CLUSTER (for a partition, the whole table), because "
-            "SET UNLOGGED and SET LOGGED would look the same",
+            "info", f"tables {named(tables)}", "have no TOAST table, and no publication lists them by name: pgcdc "
+            "copies them again after TRUNCATE, VACUUM FULL or CLUSTER (for a partition, its whole table), because it "
+            "cannot tell these commands from SET UNLOGGED, after which changes are not in the WAL",
         )
     ]  # fmt: skip

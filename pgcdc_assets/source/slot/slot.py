@@ -57,7 +57,8 @@ def create_slot(
         except CopyBlocked:
             names = ", ".join(str(holder) for holder in transactions(conn)) or "a transaction that has just ended"
             raise CopyBlocked(
-                f"was not created within {lock_seconds:g} s, because it waits for all open transactions: {names}",
+                f"was not created within {lock_seconds:g} s, because PostgreSQL waits for all open transactions: "
+                f"{names}",
                 thing=f"slot {name}", do="end these transactions, then run the command again",
             ) from None  # fmt: skip
         except SourceFailed as error:

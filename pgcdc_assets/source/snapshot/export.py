@@ -108,7 +108,7 @@ def _gate(holder: SourceConnection, observer: SourceConnection) -> None:
     while not ours.agrees(_Xids.parse(_scalar(observer, "SELECT pg_current_snapshot()::text"))):
         if time.monotonic() > deadline:
             raise CopyBlocked(
-                f"transactions that the snapshot shows as ended are still open after {_GATE_SECONDS} s",
+                f"contains transactions that PostgreSQL still lists as running after {_GATE_SECONDS} s",
                 thing="snapshot",
                 do="run the command again; if this repeats, look for transactions that wait for a synchronous standby",
             )  # fmt: skip

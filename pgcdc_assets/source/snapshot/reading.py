@@ -173,7 +173,7 @@ def _given_up(why: PgcdcError) -> PgcdcError:
         return why
     # The connection may have been lost because giving_way() terminated our session for a waiting session. So this is
     # CopyBlocked too. If the source is gone, the next connection reports this.
-    return CopyBlocked(f"was not copied: each of {READINGS} readings was interrupted for a session that waited for it",
+    return CopyBlocked(f"was not copied: {READINGS} attempts were interrupted, because a session waited to lock it",
                        thing=why.thing, do="run the command again when these sessions have finished")  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generat
 def _expect(pgconn: pq.abc.PGconn, status: pq.ExecStatus) -> None:
     result: Any = pgconn.get_result()
     if result is None:
-        raise SourceUnavailable("the server gave no answer", thing="copy")
+        raise SourceUnavailable("the server returned no result", thing="COPY")
     if result.status != status:
         raise _Refused(result_error(result, pgconn))
 

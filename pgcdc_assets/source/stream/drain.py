@@ -255,7 +255,9 @@ class Drain(FrameSource):
                 return
             if kind is None and not self._wire.pull():
                 self._connection.wait(0.2)
-        raise SourceUnavailable("does not cancel the running call", thing=self._connection.endpoint)
+        raise SourceUnavailable(
+            f"did not cancel the running query within {_CANCELLED_SECONDS} s", thing=self._connection.endpoint
+        )
 
     # Rows ---------------------------------------------------------------------------------------
 

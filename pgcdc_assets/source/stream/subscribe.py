@@ -77,7 +77,7 @@ def check_identity(
     thing = "change log"
     if source.system_identifier != log.system_identifier:
         raise IdentityMismatch(
-            f"belongs to system {log.system_identifier}, but the source is system {source.system_identifier}",
+            f"belongs to system identifier {log.system_identifier}, but the source has {source.system_identifier}",
             thing=thing, do="set `source` to the source of this lake, or set `lake` to a different or new lake",
         )  # fmt: skip
     if not log.is_of_same_database(replace(log, database=source.database, database_oid=source.database_oid)):
@@ -130,7 +130,7 @@ def _check_timeline(stream: ReplicationConnection, now: int, log_timeline: int, 
         )  # fmt: skip
     fork = stream.timeline_history(now).get(log_timeline)
     if fork is None or end.lsn > fork:
-        left = f"left that timeline at {fork}" if fork is not None else "does not descend from that timeline"
+        left = f"branched off before that, at {fork}" if fork is not None else f"does not descend from {log_timeline}"
         raise IdentityMismatch(
             f"{end} on timeline {log_timeline}, but the source is on timeline {now}, which {left}",
             thing=end.thing, do=NEW_LAKE,
