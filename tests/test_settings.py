@@ -110,7 +110,7 @@ def _opened(folder: Path) -> bool:
     [
         ("MESSAGES", '[""]', r"setting `messages`: '' is not a pattern"),
         ("MESSAGES", '["-debug"]', "setting `messages`: excludes prefixes and includes none"),
-        ("MESSAGES", '"app"', "setting `messages`: must be a list of patterns for prefixes"),
+        ("MESSAGES", '"app"', "setting `messages`: must be a list of patterns for message prefixes"),
         ("MESSAGES", "app", "the variable PGCDC_MESSAGES does not contain JSON"),
         ("ORIGIN", "local", "setting `origin`: 'local' is neither `any` nor `none`"),
         ("STREAMING", "on", "setting `streaming`: 'on' is neither `auto` nor `off`"),

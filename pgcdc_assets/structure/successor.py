@@ -119,7 +119,7 @@ def _of_columns(before: Table, now: Table) -> str | None:
     for column in now.columns:
         was = known.pop(column.attnum, None)
         if was is None and column.attnum <= before.highest_attnum:
-            return f'column "{column.name}", which existed before, is published only now'
+            return f'column "{column.name}" existed before, but is published only now'
         if was is None and column.generated:
             return f'column "{column.name}" was added, and is generated'
         if was is not None and not keeps_text(was.type, column.type):

@@ -256,6 +256,6 @@ def _rewritten(relations: list[CatalogRelation]) -> list[Finding]:
         Finding(
             "info", f"tables {named(tables)}", "have no TOAST table, and no publication lists them by name: pgcdc "
             "copies them again after TRUNCATE, VACUUM FULL or CLUSTER (for a partition, its whole table), because it "
-            "cannot tell these commands from SET UNLOGGED, after which changes are not in the WAL",
+            "cannot distinguish these commands from SET UNLOGGED, after which changes are not in the WAL",
         )
     ]  # fmt: skip
