@@ -163,7 +163,7 @@ MISTAKES = (
             ("/nowhere", "check that the server runs")),
     Mistake("database", lambda r: r.source(dbname="nowhere"), "setup", 1,
             ('database "nowhere" does not exist', "check the database's name in the setting `source`")),
-    Mistake("role", lambda r: r.source(user="nobody_here"), "setup", 1, ("nobody_here", "let this user connect")),
+    Mistake("role", lambda r: r.source(user="nobody_here"), "setup", 1, ("nobody_here", "allow this user to connect")),
     Mistake("wrong password", lambda r: r.source(user=r.role, password="wrong"), "setup", 1,
             ("password authentication failed", "check PGPASSWORD, the service file or the passfile")),
     Mistake("no password", lambda r: r.source(user=r.role), "setup", 1, ("no password supplied", "check PGPASSWORD")),

@@ -114,7 +114,7 @@ def test_a_query_that_waits_for_a_lock_continues_to_wait(database: Database) -> 
         with soon(lambda: holder.execute("COMMIT"), 3):
             conn.execute("SELECT FROM public.t")
         assert told
-        assert set(told) == {f"a session that waits for a lock held by pid {holder.info.backend_pid}"}
+        assert set(told) == {f"pgcdc's session waits for a lock held by pid {holder.info.backend_pid}"}
         conn.execute("SELECT pg_sleep(2.5)")
         assert "busy (Timeout)" in told[-1]
 
@@ -122,7 +122,7 @@ def test_a_query_that_waits_for_a_lock_continues_to_wait(database: Database) -> 
 def test_a_long_wait_is_logged_if_on_wait_is_not_set(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     with ReplicationConnection.open(database.conninfo) as walsender, caplog.at_level(logging.WARNING):
         walsender.execute("SELECT pg_sleep(2)")
-    assert "that is busy" in caplog.text
+    assert "pgcdc's session is busy" in caplog.text
 
 
 @pytest.mark.long

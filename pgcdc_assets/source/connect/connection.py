@@ -163,7 +163,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     def _at_work(self) -> bool:
         work = self.session.work() if self.session else None
         if work is not None:
-            (self.on_wait or log_waiting)(f"a session {work}")
+            (self.on_wait or log_waiting)(f"pgcdc's session {work}")
         return work is not None
 
 

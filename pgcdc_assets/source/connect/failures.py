@@ -39,11 +39,14 @@ _BY_STATE: dict[str, tuple[type[PgcdcError], str | None]] = {
     "53100": (SourceNotReady, "free space on the source, then run the command again"),
     "53200": (SourceNotReady, "give the source more memory, then run the command again"),
     "53400": (SourceNotReady, "raise max_replication_slots on the source and restart it, or drop a slot"),
-    "28000": (SourceNotReady, "let this user connect: see pg_hba.conf and the user's rights"),
+    "28000": (
+        SourceNotReady,
+        "allow this user to connect: check that its role exists and may log in, and check pg_hba.conf",
+    ),
     "28P01": (SourceNotReady, "check PGPASSWORD, the service file or the passfile"),
     "53300": (
         SourceUnavailable,
-        "pgcdc needs 3 connections to follow, 4 more and one for each core of Spark while it copies, and 1 for "
+        "pgcdc needs 3 connections to follow, during copies 4 more and one for each core of Spark, and 1 for "
         "`status` or the sensor: raise the role's CONNECTION LIMIT or max_connections, or set `spark` to fewer cores, "
         "like local[2]",
     ),

@@ -122,7 +122,7 @@ class Session:
     application_name: str
 
     def work(self) -> str | None:
-        """Describes what the session does, as the end of the sentence "a session ...". None if the session is idle, or
+        """Describes what the session does, as the end of the sentence "pgcdc's session ...". None if the session is idle, or
         if the server cannot be reached."""
         try:
             conninfo = make_conninfo(self.conninfo, connect_timeout=CHECK_SECONDS, replication="false")
@@ -130,8 +130,8 @@ class Session:
                 row = conn.execute(_CHECK, [self.pid, self.application_name]).fetchone()
         except psycopg.Error as error:
             # A server that refuses a connection is alive.
-            return "that cannot be checked: the server refuses connections" if _REFUSES in str(error) else None
+            return "cannot be checked: the server refuses connections" if _REFUSES in str(error) else None
         if row is None or not row[0]:
             return None
         _, kind, blockers = row
-        return f"that waits for a lock held by {', '.join(blockers)}" if blockers else f"that is busy ({kind or 'CPU'})"
+        return f"waits for a lock held by {', '.join(blockers)}" if blockers else f"is busy ({kind or 'CPU'})"

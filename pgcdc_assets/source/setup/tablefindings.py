@@ -48,7 +48,7 @@ def pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, neede
         found.append(Finding("error" if needed else "warning", f"pattern `{text}`",
                              "in the setting `tables` matches no table", do))  # fmt: skip
     if needed and not idle:
-        do = "the setting `tables` excludes all of them" if there else "create one"
+        do = "change the setting `tables`, which excludes all tables" if there else "create one"
         found.append(Finding("error", "source", "has no table to mirror", do))
     return found
 
