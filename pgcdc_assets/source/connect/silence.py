@@ -122,8 +122,8 @@ class Session:
     application_name: str
 
     def work(self) -> str | None:
-        """Describes what the session does, as the end of the sentence "pgcdc's session ...". None if the session is idle, or
-        if the server cannot be reached."""
+        """Describes what the session does, as the end of the sentence "pgcdc's session ...". None if the session is
+        idle, or if the server cannot be reached."""
         try:
             conninfo = make_conninfo(self.conninfo, connect_timeout=CHECK_SECONDS, replication="false")
             with _Observer.connect(conninfo, autocommit=True) as conn:
