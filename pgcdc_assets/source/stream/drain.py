@@ -256,7 +256,7 @@ class Drain(FrameSource):
             if kind is None and not self._wire.pull():
                 self._connection.wait(0.2)
         raise SourceUnavailable(
-            f"did not cancel the running query within {_CANCELLED_SECONDS} s", thing=self._connection.endpoint
+            f"did not cancel the running query within {_CANCELLED_SECONDS:g} s", thing=self._connection.endpoint
         )
 
     # Rows ---------------------------------------------------------------------------------------
