@@ -96,7 +96,7 @@ def test_the_sensor_of_a_project_with_another_name_is_not_refused(
     assert instance.get_dynamic_partitions(NAMES.owner) != instance.get_dynamic_partitions(OTHER.owner)
 
 
-def test_a_project_keeps_its_instance_after_a_rename_of_its_database(instance: dg.DagsterInstance) -> None:
+def test_a_project_is_still_accepted_after_its_database_was_renamed(instance: dg.DagsterInstance) -> None:
     claim(instance, NAMES, FIRST.identity)
     renamed = Identity(FIRST.identity.system_identifier, "another_name", FIRST.identity.slot)
     claim(instance, NAMES, renamed)
@@ -107,7 +107,7 @@ def test_a_project_keeps_its_instance_after_a_rename_of_its_database(instance: d
 @pytest.mark.parametrize("identity", [
     SECOND.identity, Identity("7000000000000000002", FIRST.identity.database, FIRST.identity.slot),
 ])  # fmt: skip
-def test_another_slot_or_system_means_another_project(instance: dg.DagsterInstance, identity: Identity) -> None:
+def test_a_project_with_another_slot_or_system_is_refused(instance: dg.DagsterInstance, identity: Identity) -> None:
     with pytest.raises(WrongInstance):
         claim(instance, NAMES, identity)
     claim(instance, NAMES, FIRST.identity)

@@ -110,7 +110,7 @@ def test_minimum_and_maximum_of_a_column_cover_all_row_groups(tmp_path: Path) ->
     assert told["numRecords"] == 6
 
 
-def test_statistics_of_wide_tables_are_limited_and_include_our_columns(tmp_path: Path) -> None:
+def test_statistics_cover_the_first_32_columns_and_the_columns_of_pgcdc(tmp_path: Path) -> None:
     columns = {f"c{at}": pa.array([at]) for at in range(40)} | {"_pgcdc_commit_lsn": pa.array([77])}
     told = stats_of(tmp_path, columns)
     assert set(told["maxValues"]) == {*(f"c{at}" for at in range(32)), "_pgcdc_commit_lsn"}
@@ -195,7 +195,7 @@ def test_files_that_differ_from_the_table_or_from_their_file_report_are_refused(
     assert DeltaTable(table).version() == 0
 
 
-def test_additional_columns_of_ours_are_accepted(table: Path) -> None:
+def test_a_file_may_have_columns_of_pgcdc_that_the_table_lacks(table: Path) -> None:
     columns = {"id": pa.array([1]), "name": pa.array(["a"]), "_pgcdc_op": pa.array(["insert"])}
     commit(table, [file_of(table, columns)], "append", {"app": 1})
     assert DeltaTable(table).count() == 1

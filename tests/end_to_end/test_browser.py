@@ -90,7 +90,8 @@ def test_the_graph_shows_slot_log_and_mirrors_from_left_to_right(up: Served, pag
     assert source < first <= second < mirror < points
     page.reload()  # After a reload, the expanded graph fits the window.
     expect(page.get_by_text("consistent_points", exact=True)).to_be_visible()
-    # At least five assets have all partitions: the log, the points, and the snapshots of three tables.
+    # Dagster shows this text for assets whose partitions are all materialized: at least the log, the points, and the
+    # snapshots of three tables.
     expect(page.get_by_text("100% filled").nth(4)).to_be_visible()
     page.screenshot(path=pictures / "asset-graph.png", clip=CANVAS)
 

@@ -100,7 +100,7 @@ def test_a_truncate_deletes_each_row(tmp_path: Path) -> None:
     assert [row[:2] for row in told(at.lake.diff(NAME, 100))] == [("delete", (1, "one")), ("delete", (3, "three"))]
 
 
-def test_points_with_other_columns_are_refused(tmp_path: Path) -> None:
+def test_points_with_different_columns_are_refused(tmp_path: Path) -> None:
     at = OneTable(tmp_path, ROWS)
     wider = replace(T, columns=(*T.columns, Column(6, "more", TEXT)))
     other = OneTable(tmp_path / "other", ROWS, wider)
@@ -300,7 +300,7 @@ def test_undo_of_a_transaction_is_refused_if_another_transaction_changed_the_sam
         at.lake.undo(NAME, commit_lsn=300)
 
 
-def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+def test_undo_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1"}])
     with pytest.raises(UsageError, match="undo needs"):
         at.lake.undo(NAME)
@@ -308,7 +308,7 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
         at.lake.undo(NAME, 100, xid=5)
 
 
-def test_a_table_that_has_other_columns_now_is_refused(tmp_path: Path) -> None:
+def test_undo_is_refused_if_the_table_has_other_columns_now(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1"}])
     at.turn(200, (DELETE, {"id": "1"}))
     at.alter(replace(T, columns=(*T.columns, Column(6, "more", TEXT))))
