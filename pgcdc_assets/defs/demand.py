@@ -131,7 +131,7 @@ def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision
         return Decision(True, f"batches of the log that are not applied yet: {state.unapplied}")
     if state.endpos is not None and state.position >= state.endpos:
         return Decision(
-            False, f"syncs end at {state.endpos}, which the lake has reached; `pgcdc until --clear` removes this end"
+            False, f"syncs end at {state.endpos}, which the lake has reached; `pgcdc until --clear` removes this limit"
         )
     if state.to_copy and not state.paused:
         return Decision(True, f"tables to copy: {state.to_copy}")

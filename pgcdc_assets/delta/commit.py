@@ -171,7 +171,7 @@ def _check_passed(table: DeltaVersion, mode: Mode, positions: Mapping[str, int])
         stands = table.positions.get(app_id)
         if stands is not None and (stands > version or (stands == version and mode == "append")):
             raise LakeError(
-                f"already records {stands} for app id {app_id}, and a commit may only record more, not {version}",
+                f"already records {stands} for app id {app_id}, and a commit may only raise it, not record {version}",
                 thing=str(table.folder),
             )
 

@@ -199,7 +199,7 @@ def check_files(folder: Location, files: Sequence[FileReport], schema: Schema, o
     for file, data, found, footer in zip(files, places, heads, footers, strict=True):
         if found is None or (found.size, footer.num_rows) != (file.size, file.rows):
             raise LakeError(
-                "is missing, or differs from the size or number of rows that its task reported", thing=str(data)
+                "is missing, or its size or number of rows is not what the task that wrote it reported", thing=str(data)
             )
         if odd := odd_columns(footer.schema.to_arrow_schema(), schema, optional):
             raise LakeError(f"does not have the columns and types of its table: {', '.join(odd)}", thing=str(data))

@@ -25,7 +25,7 @@ from pgcdc_assets.source.setup.rights import lacking_rights
 from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.snapshot.export import exported_snapshot, shown_tables
 
-_GRANTED = "after these statements, the next run copies the table"
+_GRANTED = "when these statements have run, the next sync copies the table"
 
 
 @dataclass(frozen=True)

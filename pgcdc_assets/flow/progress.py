@@ -353,7 +353,7 @@ class TablesProgress:
         if lsn > transform_lsn:
             raise LakeError(
                 f"would be at {lsn}, above the end of the change log, {transform_lsn}",
-                thing="consistent point", do="nothing was published: run `pgcdc sync`, and report this bug of pgcdc",
+                thing="consistent point", do="no point was made: run `pgcdc sync`, and report this bug of pgcdc",
             )  # fmt: skip
         versions = self.listed.versions_at(lsn)
         newest = self.points.newest()

@@ -131,7 +131,7 @@ def untaken(work: Work, span: LogSpan) -> list[Untaken]:
     router = work.progress.router
     shapes = {shape.relation_id: shape for shape in span.shapes.values()}
     if lacking := counts.keys() - shapes.keys():
-        raise LogCorrupt(f"the log counts rows of relation {min(lacking)}, but does not contain its columns",
+        raise LogCorrupt(f"the log counts rows of relation {min(lacking)}, but lacks the columns of this relation",
                          lsn=span.lsns.start)  # fmt: skip
     others = [shapes[relation] for relation in sorted(counts) if router.place(shapes[relation]).table is None]
     every = Router.of(entry.table for entry in work.progress) if others else router
