@@ -28,7 +28,7 @@ def _fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["heal"], "Missing argument 'TABLE...'"),
         (["snapshot", "a.b.c"], "'a.b.c' is not a table name"),
         (["repair", "public.t"], "Missing option '--range'"),
-        (["repair", "public.t", "--range", "0/1"], "is not a range; write two LSNs"),
+        (["repair", "public.t", "--range", "0/1"], "is not an LSN range; write two LSNs"),
         (["repair", "public.t", "--range", "0/2..0/1"], "below its start"),
         (["verify", '"'], "is not a table name"),
         (["demo", "--seconds", "0"], "0 is not in the range"),
