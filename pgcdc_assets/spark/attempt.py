@@ -66,7 +66,7 @@ def difference(there: Versions, here: Versions) -> str | None:
     """Returns a text that says how a worker differs from the driver; None if it does not differ."""
     for name, wanted in here.items():
         if (found := there.get(name, "none")) != wanted:
-            return f"has {name} {found}, and the driver {wanted}"
+            return f"has {name} {found}, but the driver has {wanted}"
     return None
 
 

@@ -86,7 +86,7 @@ def _attempt(sums: Sequence[TaskSum[Any]] = ()) -> Callable[[bytes], tuple[str, 
             from importlib.metadata import PackageNotFoundError, version
 
             try:
-                found = f"has pgcdc_assets {version('pgcdc_assets')}, and the driver {driver['pgcdc_assets']}"
+                found = f"has pgcdc_assets {version('pgcdc_assets')}, but the driver has {driver['pgcdc_assets']}"
             except PackageNotFoundError:
                 found = "has no pgcdc_assets"
             return "other", pickle.dumps((socket.gethostname(), f"{found} ({error})"))
@@ -119,7 +119,7 @@ def _unfit(told: str) -> MachineError | None:
     if found := _NO_PYTHON.search(told):
         return MachineError(f"has no Python at {found[1]}", thing=thing, do=_GIVE)
     if found := _OTHER_PYTHON.search(told):
-        return MachineError(f"has Python {found[1]}, and the driver {versions()['Python']}", thing=thing, do=_GIVE)
+        return MachineError(f"has Python {found[1]}, but the driver has {versions()['Python']}", thing=thing, do=_GIVE)
     if found := _NO_MODULE.search(told):
         return MachineError(f"has no {found[1]}", thing=thing, do=_GIVE)
     return None

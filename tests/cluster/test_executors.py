@@ -102,7 +102,7 @@ def test_executors_use_the_packed_environment(
     rig.change()
     said = {
         "/nowhere/python": "has no Python at /nowhere/python; give the executors",
-        str(_older(rig.project.folder)): r"has pgcdc_assets \S+ \(\w+\), and the driver \S+ \(\w+\); give",
+        str(_older(rig.project.folder)): r"has pgcdc_assets \S+ \(\w+\), but the driver has \S+ \(\w+\); give",
     }
     for python, pattern in said.items():
         refused = rig.with_spark(**{"spark.pyspark.python": python}).run("sync", expect=1)

@@ -26,14 +26,14 @@ def test_worker_with_another_version_starts_no_work(name: str, tmp_path: Path) -
     packed = pickle.dumps((marking, str(tmp_path / "mark")))
     kind, told = attempted(packed, {**versions(), name: "another"})
     assert kind == Kind.OTHER
-    assert pickle.loads(told)[1] == f"has {name} {versions()[name]}, and the driver another"
+    assert pickle.loads(told)[1] == f"has {name} {versions()[name]}, but the driver has another"
     assert not list(tmp_path.iterdir())
     kind, result = attempted(packed, versions())
     assert (kind, pickle.loads(result)) == (Kind.DONE, "done")
 
 
 def test_package_whose_version_an_old_worker_does_not_report_counts_as_missing() -> None:
-    assert difference({}, {"pyarrow": "26"}) == "has pyarrow none, and the driver 26"
+    assert difference({}, {"pyarrow": "26"}) == "has pyarrow none, but the driver has 26"
 
 
 def test_worker_without_the_package_reports_it(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_worker_without_the_package_reports_it(tmp_path: Path) -> None:
         ('Lost task 0.3 in stage 0.0 (TID 3) (node7 executor 1): IOException: Cannot run program "env/python"',
          "executor on node7: has no Python at env/python"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: 3.11",
-         f"executor: has Python 3.12, and the driver {versions()['Python']}"),
+         f"executor: has Python 3.12, but the driver has {versions()['Python']}"),
         ("/usr/bin/python3: Error while finding module specification: No module named pyspark",
          "executor: has no pyspark"),
     ],
