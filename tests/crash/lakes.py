@@ -148,10 +148,10 @@ class LakeRig:
             assert row is not None
             position = log.position()
             assert Lsn.parse(row[0]) <= position, f"confirmed {row[0]}, but the log ends at {position}"
-            assert position >= self.stood, f"the log fell from {self.stood} to {position}"
+            assert position >= self.stood, f"the log's end moved back from {self.stood} to {position}"
             self.stood = position
         points = published(self.lake.text)
-        assert [lsn for lsn, _ in points] == sorted(lsn for lsn, _ in points), "consistent points fell"
+        assert [lsn for lsn, _ in points] == sorted(lsn for lsn, _ in points), "the points are not in order"
         # Maintenance removes old points.
         fresh = [point for point in points if repr(point) not in self.compared]
         self.compared |= {repr(point) for point in fresh}

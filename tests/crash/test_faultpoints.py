@@ -27,7 +27,7 @@ def calls() -> list[tuple[Path, str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "passed":
                 (argument,) = node.args
-                assert isinstance(argument, ast.Attribute), f"{path}: a point is named, not computed"
+                assert isinstance(argument, ast.Attribute), f"{path}: a fault point must be named, not computed"
                 found.append((path, argument.attr))
     return found
 

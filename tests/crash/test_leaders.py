@@ -80,7 +80,7 @@ class Leaders(ByProcess):
             for process in asleep:
                 with suppress(psutil.NoSuchProcess):
                     process.resume()
-            assert wait_until(lambda: first.poll() is not None, SECONDS), f"{case}: hangs when it wakes"
+            assert wait_until(lambda: first.poll() is not None, SECONDS), f"{case}: hangs after it was resumed"
             log = (self.folder / "command.log").read_text()
             assert first.returncode != 0, f"{case}: the resumed command reports success\n{log}"
             assert "unexpected" not in log, log

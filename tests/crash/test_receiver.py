@@ -228,10 +228,10 @@ class Rig:
 
     def _look(self, before: Lsn) -> None:
         confirmed, position = self._confirmed(), self.log.position()
-        assert position >= before, f"the log fell from {before} to {position}"
+        assert position >= before, f"the log's end moved back from {before} to {position}"
         assert confirmed <= position, f"confirmed {confirmed}, but the log ends at {position}"
         self.stood = 0 if position > before else self.stood + 1
-        assert self.stood < 10, "crashes again and again keep the log where it is"
+        assert self.stood < 10, "the log has not advanced in ten cycles"
 
     def compare(self) -> None:
         """Compare the whole log with the bytes that a second slot receives."""
@@ -296,7 +296,7 @@ def _round(
         with writers.writing():
             while counted < cycles:
                 tried += 1
-                assert tried < 4 * cycles + 10, "most crashes fall where nothing moves"
+                assert tried < 4 * cycles + 10, "most crashes interrupted no change"
                 counted += rig.cycle()
                 if cycles >= FEW and counted == cycles // 2:
                     rig.compare()

@@ -237,7 +237,7 @@ def _round(rig: InProcess, cycles: int) -> int:
     with rig.writers.writing():
         while counted < cycles:
             tried += 1
-            assert tried < 4 * cycles + 10, "most crashes fall where nothing moves"
+            assert tried < 4 * cycles + 10, "most crashes interrupted no change"
             counted += rig.cycle()
     rig.sync()
     rig.assert_all_there()

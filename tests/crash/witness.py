@@ -69,7 +69,7 @@ def assert_same(log: Sent, source: Sent) -> None:
     """Check that the log has each message of each transaction exactly once, byte for byte, and nothing else."""
     lost, twice = Counter(source.lines) - Counter(log.lines), Counter(log.lines) - Counter(source.lines)
     assert not lost, f"{lost.total()} messages are not in the log, like {next(iter(lost))}"
-    assert not twice, f"{twice.total()} messages of the log were never sent, or stand twice, like {next(iter(twice))}"
+    assert not twice, f"{twice.total()} messages in the log were not sent, or sent only once, like {next(iter(twice))}"
     assert log.lines == source.lines
     assert log.loose == source.loose
 

@@ -297,7 +297,7 @@ def _again(at: Project, spec: Spec, act: Callable[[TableName], Any]) -> bool:
     try:
         act(TableName(spec.schema, spec.name))
     except NotRepairable:
-        assert not spec.keyed or (spec.has_large and not spec.whole_rows), "a repair was refused without need"
+        assert not spec.keyed or (spec.has_large and not spec.whole_rows), "this repair is possible"
         event("repair refused")
         return False
     return True

@@ -147,8 +147,9 @@ def _names() -> Iterator[Migration]:
             yield Migration(tool, f"rename {column}", (f'ALTER TABLE "t" RENAME COLUMN {name} TO "x"',))
     yield Migration("Flyway", "rename twice", ("ALTER TABLE t RENAME qty TO x", "ALTER TABLE t RENAME x TO y"))
     yield Migration("Flyway", "rename and back", ("ALTER TABLE t RENAME qty TO x", "ALTER TABLE t RENAME x TO qty"))
-    yield Migration("Flyway", "swap", ("BEGIN; ALTER TABLE t RENAME note TO x; ALTER TABLE t RENAME last TO note; "
-                                       "ALTER TABLE t RENAME x TO last; COMMIT",))  # fmt: skip
+    yield Migration("Flyway", "swap two names", (
+        "BEGIN; ALTER TABLE t RENAME note TO x; ALTER TABLE t RENAME last TO note; "
+        "ALTER TABLE t RENAME x TO last; COMMIT",))  # fmt: skip
     yield Migration("Flyway", "rename the key", ("ALTER TABLE t RENAME id TO key",))
     yield Migration("Flyway", "rename in upper case", ('ALTER TABLE t RENAME name TO "NAME"',))
 
@@ -207,7 +208,7 @@ def _rules() -> Iterator[Migration]:
     yield Migration("Django", "null and not null", (
         'UPDATE "t" SET "qty" = 0 WHERE "qty" IS NULL; ALTER TABLE "t" ALTER COLUMN "qty" SET NOT NULL',
         'ALTER TABLE "t" ALTER COLUMN "qty" DROP NOT NULL', 'UPDATE "t" SET "qty" = NULL WHERE "id" < 4'))  # fmt: skip
-    yield Migration("Rails", "comments that go", (
+    yield Migration("Rails", "add and remove comments", (
         """COMMENT ON TABLE "t" IS 'all of it'; COMMENT ON COLUMN "t"."qty" IS 'how many'""",
         'ALTER TABLE "t" RENAME COLUMN "qty" TO "number"', 'COMMENT ON TABLE "t" IS NULL'))  # fmt: skip
     yield Migration("Flyway", "value of an enum renamed", ("ALTER TYPE mood RENAME VALUE 'sad' TO 'down'",),
@@ -215,14 +216,14 @@ def _rules() -> Iterator[Migration]:
 
 
 def _keys() -> Iterator[Migration]:
-    yield Migration("Flyway", "other key", (
+    yield Migration("Flyway", "replace the key", (
         "BEGIN; UPDATE t SET code = '' WHERE code IS NULL; ALTER TABLE t DROP CONSTRAINT t_pkey; "
         "ALTER TABLE t ADD PRIMARY KEY (id, code); COMMIT",),
         Result.COPIED)  # fmt: skip
 
 
 def _mixed() -> Iterator[Migration]:
-    yield Migration("Rails", "another column takes the name", (
+    yield Migration("Rails", "replace a column under its name", (
         'ALTER TABLE "t" ADD "qty_new" bigint', 'UPDATE "t" SET "qty_new" = "qty"',
         'BEGIN; ALTER TABLE "t" DROP COLUMN "qty"; ALTER TABLE "t" RENAME COLUMN "qty_new" TO "qty"; COMMIT',
     ))  # fmt: skip
@@ -233,6 +234,6 @@ def _mixed() -> Iterator[Migration]:
         "ALTER TABLE t ADD x int DEFAULT 1", "UPDATE t SET x = 2 WHERE id < 3", "ALTER TABLE t DROP x"))  # fmt: skip
     yield Migration("Flyway", "add, truncate", ("ALTER TABLE t ADD x int DEFAULT 1", "TRUNCATE t"),
                     Result.COPIED)  # fmt: skip
-    yield Migration("Flyway", "rolled back", ("BEGIN; ALTER TABLE t ADD x int DEFAULT 1; ROLLBACK",
+    yield Migration("Flyway", "add, roll back, add", ("BEGIN; ALTER TABLE t ADD x int DEFAULT 1; ROLLBACK",
                                               "ALTER TABLE t ADD x int DEFAULT 2"))  # fmt: skip
     yield Migration("Flyway", "five in a row", tuple(f"ALTER TABLE t ADD x{n} int DEFAULT {n}" for n in range(5)))

@@ -1,10 +1,11 @@
-"""Promises taken out one by one: each override replaces a function of the package, and its test must then fail.
+"""Overrides: each breaks one promise by replacing a function of the package. A test must then fail.
 
 ``python -m tests.overrides.run [NAME ...]`` runs them (``make overrides``).
 
     override.py   what an override is, and how functions are changed
-    applied.py    puts the replacement in place as its module is imported
-    site/         a folder for PYTHONPATH: every Python process of a test, Spark's workers too, applies the override
+    applied.py    replaces the function when its module is imported
+    site/         a folder for PYTHONPATH, so that every Python process of a test, also Spark's workers, applies the
+                  override
     run.py        the command
     log.py source.py rows.py tables.py flow.py
                   the overrides by theme

@@ -1,4 +1,4 @@
-"""The definition of an override, and functions that change a function of the package."""
+"""What an override is, and functions that make a changed copy of a function of the package."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ THEMES: Final = ("log", "source", "rows", "tables", "flow")
 """The modules that hold overrides."""
 
 Original = Any
-"""The original value in the module or class: a function, a property or a constant."""
+"""What the override replaces in the module or class: a function, a property or a constant."""
 Make = Callable[[Original], Any]
 
 
 @dataclass(frozen=True)
 class Override:
-    """``targets``: the functions to replace, as ``module:name`` or ``module:Class.name``. ``test``: the node id of the
-    test that must fail."""
+    """A broken promise. ``targets``: the functions to replace, as ``module:name`` or ``module:Class.name``. ``rule``:
+    the promise. ``test``: the node id of the test that must fail."""
 
     name: str
     targets: tuple[str, ...]

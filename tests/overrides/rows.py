@@ -22,7 +22,7 @@ def _infinity_is_clipped(original: Original) -> Any:
 
 override("infinity_is_clipped", "pgcdc_assets.protocol.text.types:_cast_or_outside",
     _infinity_is_clipped,
-    rule="an infinite timestamp is NULL with its text beside, never a date",
+    rule="an infinite timestamp is NULL in the mirror, its text is kept, and it never becomes a finite one",
     test="tests/protocol/test_types.py::test_timestamps_are_cast")  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def _nan_is_clipped(original: Original) -> Any:
 
 override("nan_is_clipped", "pgcdc_assets.protocol.text.types:_CASTS",
     _nan_is_clipped,
-    rule="a numeric that does not fit is NULL with its text beside, never a number",
+    rule="a numeric that does not fit its type is NULL, its text is kept, and it never becomes a number",
     test="tests/protocol/test_types.py::test_numerics_are_cast")  # fmt: skip
 
 
@@ -42,22 +42,22 @@ override("key_change_is_a_plain_update", "pgcdc_assets.feed.events:_moved",
     lambda original: lambda post, pre, at, route: original(post, pre, at, route) & False,
     rule="a change of key is a delete and an insert",
     test="tests/feed/test_events.py::test_a_change_of_key_is_two_events")  # fmt: skip
-override("lacking_value_of_an_insert_is_null", "pgcdc_assets.feed.events:_inserts",
+override("missing_value_of_an_insert_is_null", "pgcdc_assets.feed.events:_inserts",
     lambda original: with_instead(original, "change.unchanged", "{}"),
-    rule="an insert without one of its values cannot be followed",
+    rule="an insert that lacks a value is refused",
     test="tests/feed/test_events.py::test_an_insert_that_lacks_a_value_is_refused")  # fmt: skip
-override("old_tuple_fills_nothing", "pgcdc_assets.feed.events:_filled",
+override("old_tuple_is_ignored", "pgcdc_assets.feed.events:_filled",
     lambda _: lambda post, pre, at: post,
-    rule="under REPLICA IDENTITY FULL the old tuple fills what was not sent",
+    rule="under REPLICA IDENTITY FULL, values that were not sent come from the old tuple",
     test="tests/feed/test_events.py::test_with_identity_full_the_old_tuple_fills_values_that_were_not_sent",
 )  # fmt: skip
-override("uncounted_rows_are_passed_over", "pgcdc_assets.feed.transform:_check_taken",
+override("rows_are_not_counted", "pgcdc_assets.feed.transform:_check_taken",
     lambda _: lambda log, router, plans, done: None,
-    rule="a table is set aside if the log counts rows that no feed took",
+    rule="a table is set aside if its feed has fewer rows than the receiver counted",
     test="tests/feed/test_transform.py::test_a_logged_row_that_the_feed_lacks_sets_its_table_aside")  # fmt: skip
-override("rows_go_by_name", "pgcdc_assets.feed.routing:Router._taker",
+override("rows_are_assigned_by_table_name", "pgcdc_assets.feed.routing:Router._taker",
     lambda _: lambda self, shape: self.names.get(shape.root or shape.table),
-    rule="rows find their table by the OID of their relation",
+    rule="the table of a row is found by the OID of the row's relation, not by name",
     test="tests/feed/test_routing.py::test_rows_of_a_table_belong_to_it_under_any_name")  # fmt: skip
 
 
@@ -81,22 +81,22 @@ def _truncate_is_dropped(original: Original) -> Any:
 
 override("truncate_is_dropped", "pgcdc_assets.mirror.net.neteffect:after_truncates",
     _truncate_is_dropped,
-    rule="a TRUNCATE removes what came before it",
+    rule="a TRUNCATE removes the earlier changes of the table",
     test="tests/mirror/test_neteffect.py::test_truncate_drops_earlier_events")  # fmt: skip
-override("truncate_of_a_partition_empties_all", "pgcdc_assets.mirror.net.neteffect:after_truncates",
+override("truncate_of_a_partition_empties_the_table", "pgcdc_assets.mirror.net.neteffect:after_truncates",
     lambda original: with_instead(original, "pc.or_(other, later)", "later"),
-    rule="a TRUNCATE of a partition removes the rows of that partition alone",
+    rule="a TRUNCATE of a partition removes only rows of this partition",
     test="tests/mirror/test_neteffect.py::test_truncate_of_a_leaf_drops_earlier_events_of_that_leaf")  # fmt: skip
-override("contradictions_are_passed_over", "pgcdc_assets.mirror.net.keyhistory:_refuse_contradictions",
+override("contradictions_are_accepted", "pgcdc_assets.mirror.net.keyhistory:_refuse_contradictions",
     lambda _: lambda before, live, arrives, commit_lsn: None,
     rule="changes that contradict the mirror's state are refused",
     test="tests/mirror/test_neteffect.py::test_changes_that_contradict_each_other_are_refused")  # fmt: skip
 override("order_in_a_transaction_is_ignored", "pgcdc_assets.mirror.net.keyhistory:key_outcomes",
     lambda original: with_instead(original, "np.lexsort((ordinal, commit_lsn))",
                                   "np.argsort(commit_lsn, kind='stable')"),
-    rule="changes of one transaction apply in their own order",
+    rule="changes of one transaction are applied in their order in the transaction",
     test="tests/mirror/test_neteffect.py::test_order_of_rows_in_files_does_not_matter")  # fmt: skip
 override("duplicates_are_one_row", "pgcdc_assets.mirror.net.multiset:net_rows",
     lambda original: with_instead(original, "np.where(leaving, -1, 1)", "np.where(leaving, -1, 1) / 2"),
-    rule="a table without a key is a multiset: duplicates stay duplicates",
+    rule="equal rows of a table without a key stay separate rows",
     test="tests/property/test_collapse.py::test_a_multiset_keeps_every_equal_row")  # fmt: skip

@@ -1,8 +1,8 @@
-"""``make overrides``: each override makes its test fail.
+"""``make overrides`` checks that each override makes its test fail.
 
-First all tests run once without any override. Then each test runs with its override. An override is dead only if its
-test *fails*. It is alive if the test passes, does not run, or fails because the override itself is broken. Arguments
-are the names of the overrides to run (default: all).
+First, all tests run once without any override. Then each test runs with its override. An override counts as dead if its
+test fails, because the broken promise was then noticed. It counts as alive if the test passes, does not run, or fails
+because the override itself has an error. Arguments are the names of the overrides to run (default: all).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FAILED: Final = 1
 
 @dataclass(frozen=True)
 class Outcome:
-    """``problem``: why the override is alive, or None if it is dead. ``told``: the output of its test."""
+    """``problem``: why the override is alive, or None if it is dead. ``told``: the error with which its test failed."""
 
     problem: str | None
     seconds: float

@@ -190,8 +190,8 @@ class PowerRig:
     def after(self, points: list[tuple[int, dict[str, int]]], chance: random.Random) -> int:
         """Checks that every old and new point is read correctly after recovery. Returns the number of points read."""
         now = published(path_of(self.settings.layout.root))
-        assert now[: len(points)] == points, "points were lost, or are others"
-        assert [lsn for lsn, _ in now] == sorted(lsn for lsn, _ in now), "points fell"
+        assert now[: len(points)] == points, "an earlier point is missing or has changed"
+        assert [lsn for lsn, _ in now] == sorted(lsn for lsn, _ in now), "the points are not in order"
         assert set(now[-1][1]) == {f"public.{name}" for name in TABLES}
         chosen = [*_some(points, chance), *now[len(points) :]]
         for lsn, versions in chosen:

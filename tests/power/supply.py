@@ -161,7 +161,7 @@ class Supply:
                     return found, self._disk.syncs()
                 before = found
             time.sleep(0.02)
-        raise AssertionError("the folder does not come to rest")
+        raise AssertionError("the folder changes without end")
 
 
 def _processes(*kinds: str) -> list[psutil.Process]:

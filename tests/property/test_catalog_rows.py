@@ -185,12 +185,12 @@ def check(lists: dict[str, list[Row]]) -> None:
 
 @FEW
 @given(altered())
-def test_unexpected_rows_give_a_catalog_or_one_error(lists: dict[str, list[Row]]) -> None:
+def test_unexpected_rows_give_a_catalog_or_an_error_of_pgcdc(lists: dict[str, list[Row]]) -> None:
     check(lists)
 
 
 @pytest.mark.long
 @MANY
 @given(altered())
-def test_many_unexpected_rows_give_a_catalog_or_one_error(lists: dict[str, list[Row]]) -> None:
+def test_many_unexpected_rows_give_a_catalog_or_an_error_of_pgcdc(lists: dict[str, list[Row]]) -> None:
     check(lists)

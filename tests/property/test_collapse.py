@@ -157,7 +157,7 @@ class Sending(Source):
 @pytest.mark.long
 @given(start=st.sets(KEYS), steps=st.lists(STEPS, max_size=40), buckets=st.integers(1, 4), shuffle=st.integers(0, 99))
 @settings(max_examples=300, deadline=None)
-def test_parts_divided_by_key_have_the_same_effect_as_the_whole(
+def test_events_merged_in_parts_have_the_same_effect_as_events_merged_at_once(
     start: set[int], steps: list[tuple[Any, ...]], buckets: int, shuffle: int
 ) -> None:
     """The events are divided by key, and each part is merged by itself. A change of a key is a delete and an insert,

@@ -57,13 +57,13 @@ def test_points_equal_the_source_in_fixed_generated_histories(
     server: EmbeddedServer, spark: SparkSession, number: int, places: Sequence[int]
 ) -> None:
     at = hold(server, spark, number, places)
-    assert at.judge.listed > sum(at.judge.told.values()), "most tables were set aside, and so held to nothing"
+    assert at.judge.listed > sum(at.judge.told.values()), "most tables were not listed, and so not compared"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(600)
-@pytest.mark.parametrize("columns", [False, True], ids=["all", "of columns"])
+@pytest.mark.parametrize("columns", [False, True], ids=["all changes", "changes of columns"])
 def test_points_equal_the_source_in_random_generated_histories(
     server: EmbeddedServer, spark: SparkSession, *, columns: bool
 ) -> None:
@@ -82,7 +82,7 @@ def test_points_equal_the_source_in_random_generated_histories(
     assert not silent, "\n".join(silent)
     if count >= MANY:
         wanted = OF_COLUMNS if columns else MOVES.keys() - OF_COLUMNS
-        assert not [move for move in wanted if not done[move]], "no story held these, or all were refused"
+        assert not [move for move in wanted if not done[move]], "these schema changes never took effect"
 
 
 @pytest.mark.long

@@ -145,18 +145,18 @@ def settings_of(project: Path, content: bytes) -> Exception | None:
 
 
 @pytest.mark.parametrize("content", [b"retention: 2026-02-30", b'source: "\\ud800"'], ids=["no date", "no text"])
-def test_a_settings_file_that_its_parser_cannot_read_is_refused_in_one_line(project: Path, content: bytes) -> None:
+def test_a_settings_file_that_its_parser_cannot_read_gives_a_one_line_error(project: Path, content: bytes) -> None:
     assert settings_of(project, content)
 
 
 @pytest.mark.parametrize("line", ["5", "{}", '{"since": 5, "lsn": 4}', "[" * 100_000], ids=["5", "{}", "since", "deep"])
-def test_line_with_an_unknown_form_is_no_announcement(line: str) -> None:
+def test_line_of_the_progress_file_with_an_unknown_form_is_ignored(line: str) -> None:
     assert Announcement.from_line(f"{line}\n") is None
 
 
 @FEW
 @given(data=st.data())
-def test_a_settings_file_is_read_or_refused_in_one_line(project: Path, data: st.DataObject) -> None:
+def test_a_settings_file_is_read_or_refused_with_a_one_line_error(project: Path, data: st.DataObject) -> None:
     check_settings(project, data)
 
 

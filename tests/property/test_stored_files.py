@@ -259,7 +259,7 @@ def test_unknown_table_state_is_refused() -> None:
 
 @FEW
 @given(data=st.data())
-def test_a_damaged_file_gives_a_value_or_one_error(files: dict[str, Stored], data: st.DataObject) -> None:
+def test_a_damaged_file_is_read_or_refused_with_a_pgcdc_error(files: dict[str, Stored], data: st.DataObject) -> None:
     check(files, data, data.draw(st.sampled_from(NAMES)))
 
 
@@ -267,5 +267,5 @@ def test_a_damaged_file_gives_a_value_or_one_error(files: dict[str, Stored], dat
 @pytest.mark.parametrize("name", NAMES)
 @MANY
 @given(data=st.data())
-def test_many_damaged_files_give_values_or_one_error(files: dict[str, Stored], name: str, data: st.DataObject) -> None:
+def test_many_damaged_files_are_read_or_refused(files: dict[str, Stored], name: str, data: st.DataObject) -> None:
     check(files, data, name)

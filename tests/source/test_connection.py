@@ -170,7 +170,7 @@ def test_the_error_for_a_role_with_too_few_connections_says_how_many_are_needed(
     "the database system is starting up", "the database system is shutting down",
     "the database system is in recovery mode", "the database system is not yet accepting connections",
 ])  # fmt: skip
-def test_a_server_that_is_starting_up_is_retryable(text: str) -> None:
+def test_an_error_because_the_server_is_starting_up_is_retryable(text: str) -> None:
     error = of_refusal(f"connection failed: FATAL:  {text}").typed()
     assert (type(error), error.do) == (
         SourceUnavailable,
@@ -211,12 +211,12 @@ def test_a_pooler_that_drops_the_replication_parameter_is_reported(database: Dat
         ("55000", "logical decoding requires wal_level >= logical", SourceNotReady),
     ],
 )
-def test_each_server_error_has_its_class(state: str | None, message: str, kind: type[PgcdcError]) -> None:
+def test_each_server_error_raises_its_pgcdc_error(state: str | None, message: str, kind: type[PgcdcError]) -> None:
     assert type(ServerError(state, message).typed()) is kind
 
 
 @pytest.mark.parametrize("wanted", ["read-only", "standby"])
-def test_the_error_names_the_server_that_target_session_attrs_rejects(wanted: str, database: Database) -> None:
+def test_the_error_names_target_session_attrs_if_it_rejects_the_server(wanted: str, database: Database) -> None:
     with pytest.raises(SourceUnavailable, match=r"is not .*; `target_session_attrs` in the setting") as refused:
         connect(make_conninfo(database.conninfo, target_session_attrs=wanted))
     assert "check that the server runs" not in str(refused.value)

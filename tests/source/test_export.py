@@ -1,4 +1,4 @@
-"""Snapshots with an exact LSN: their rows, their waits, and their locks."""
+"""Exported snapshots: which rows they contain, what pgcdc waits for before a copy, and which locks it holds."""
 
 from __future__ import annotations
 
@@ -148,9 +148,9 @@ def test_a_copy_after_ddl_equals_the_snapshot_or_fails(database: Database, ddl: 
             assert caught.value.retryable
 
 
-def test_a_truncate_during_the_wait_for_the_snapshot_does_not_wait(database: Database) -> None:
-    """The slot's creation waits for the TRUNCATE's xid. If pgcdc held a lock on the table at that time, both would wait
-    for ever."""
+def test_a_truncate_does_not_wait_while_slot_creation_waits_for_its_transaction(database: Database) -> None:
+    """Slot creation waits for the transaction of the TRUNCATE. If pgcdc held a lock on the table at that time, the
+    TRUNCATE would wait for pgcdc, and both would wait for ever."""
     result: list[int] = []
 
     def take() -> None:
@@ -173,8 +173,8 @@ def test_a_truncate_during_the_wait_for_the_snapshot_does_not_wait(database: Dat
 
 
 def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: Database) -> None:
-    """ADD COLUMN with a default rewrites no row and sends nothing, but older rows have the value afterwards. The copy
-    must equal the snapshot."""
+    """ADD COLUMN with a default rewrites no row and sends no message, but queries then show the default in older rows.
+    The copy must equal the snapshot, which does not have the column."""
     with database.connect() as conn:
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1, 'x')")
@@ -184,7 +184,7 @@ def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: 
             assert b"".join(read(database, snapshot, piece)) == b'"1","x"\n'
 
 
-def test_the_exporter_survives_the_timeouts_of_idle_sessions(database: Database) -> None:
+def test_the_session_that_holds_the_snapshot_survives_the_timeouts_of_idle_sessions(database: Database) -> None:
     """The source is configured to end idle sessions, inside and outside of transactions. The session that holds the
     snapshot is idle during a copy."""
     names = ["idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout"]

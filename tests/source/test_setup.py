@@ -225,7 +225,7 @@ def test_a_publication_of_another_owner_is_used_unchanged(
     assert slots(conn) == []
 
 
-def test_a_slot_older_than_its_publication_is_refused(
+def test_a_slot_that_exists_before_its_publication_is_refused(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY)")

@@ -155,8 +155,8 @@ def test_a_record_ends_before_the_header_of_the_next_page(database: Database) ->
         def at(query: str) -> Lsn:
             return Lsn.parse(str(conn.execute(query.encode()).fetchall()[0][0]))
 
-        # A try takes some milliseconds, and fails if another session writes WAL. An autovacuum may write during fifty
-        # tries.
+        # A try takes some milliseconds, and fails if another session writes WAL. An autovacuum may write during more
+        # than fifty tries.
         for _ in range(3000):
             before = at(RECORD_END)
             bare = at("SELECT pg_logical_emit_message(false, '', '')") - before

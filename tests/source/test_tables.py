@@ -50,7 +50,7 @@ def test_types_are_resolved_to_their_base_and_element(database: Database) -> Non
     assert column(table, "b").type.delimiter == ";"
 
 
-def test_attnums_skip_dropped_columns_and_missing_values_are_returned(database: Database) -> None:
+def test_attnums_skip_dropped_columns_and_defaults_for_older_rows_are_returned(database: Database) -> None:
     table = tables_of(
         database,
         "CREATE TABLE t (gone int, id int PRIMARY KEY, late int); INSERT INTO t VALUES (1, 1, 1);"
@@ -102,7 +102,7 @@ def test_catalog_facts_for_the_log_have_no_comments(database: Database) -> None:
     assert found["t"].without_volatile() == facts.table.without_volatile()
 
 
-def test_the_key_is_the_one_that_identifies_rows_in_the_stream(database: Database) -> None:
+def test_the_key_of_a_table_identifies_its_rows_in_the_stream(database: Database) -> None:
     found = tables_of(
         database,
         "CREATE TABLE plain (a int, b int, PRIMARY KEY (b, a));"
@@ -183,7 +183,7 @@ PARTITIONED = (
 )
 
 
-def test_leaves_are_listed_after_their_root(database: Database) -> None:
+def test_a_partitioned_table_lists_its_leaves(database: Database) -> None:
     found = tables_of(database, PARTITIONED + "CREATE PUBLICATION p FOR TABLE r")
     assert list(found) == ["r"]
     root = found["r"]
@@ -235,7 +235,7 @@ def test_keyless_roots_are_multisets_only_if_every_leaf_sends_whole_rows(databas
     )
     assert found["bag"].multiset
     assert found["bag"].updates_seen
-    assert not found["mixed"].updates_seen, "a key of one leaf is none of the root"
+    assert not found["mixed"].updates_seen, "a key that only one leaf has is no key of the root"
 
 
 def test_odd_names_and_two_schemas_are_read(database: Database) -> None:
@@ -276,8 +276,8 @@ def test_the_error_for_an_invalid_pattern_names_the_setting(pattern: str) -> Non
 
 
 def test_attnums_of_leaves_are_mapped_to_those_of_the_root(database: Database) -> None:
-    """A partition that was created as a partition has the root's attnums, unless the root had dropped a column before.
-    An attached table keeps its own attnums."""
+    """A partition made by CREATE TABLE ... PARTITION OF has the root's attnums, unless the root had dropped a column
+    before. An attached table keeps its own attnums."""
     ddl = """
       CREATE TABLE r (id int, a int, b int, PRIMARY KEY (id)) PARTITION BY LIST (id);
       CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); CREATE TABLE r2 (a int, id int PRIMARY KEY, b int);
@@ -294,7 +294,7 @@ def test_attnums_of_leaves_are_mapped_to_those_of_the_root(database: Database) -
     first, second, third = r.leaves
     assert r.attnums_given == r.highest_attnum == 5
     assert first.numbering == ((1, 0),)
-    assert second.numbering == ((2, -1), (3, 0)), "what was in another order is gone: a mirror that had it is copied"
+    assert second.numbering == ((2, -1), (3, 0)), "the column that had another place was dropped"
     assert third.numbering == odd
     assert [third.at_root(attnum) for attnum in (2, 6, 8, 9)] == [1, 3, 4, 5] == list(r.live)
     assert [third.of_root(attnum) for attnum in r.live] == [2, 6, 8, 9]

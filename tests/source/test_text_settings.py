@@ -206,7 +206,7 @@ def test_no_default_changes_a_text(
         monkeypatch.setenv("PGDATESTYLE", "German")
         try:
             with made.connect() as conn:
-                assert "-1.234.567,89 €" in _texts(conn, query), "the defaults are not hostile"
+                assert "-1.234.567,89 €" in _texts(conn, query), "these defaults do not change the text"
             monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
             for row_security in (True, False):
                 with connect(made.conninfo, row_security=row_security) as conn:

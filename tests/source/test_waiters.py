@@ -91,8 +91,8 @@ def test_a_copy_that_waits_for_a_locked_table_neither_holds_nor_requests_a_lock(
 def test_a_session_that_requests_a_lock_gets_it_while_a_copy_reads_the_table(
     database: Database, reader_rests: bool
 ) -> None:
-    """A server that waits until its client has received rows ignores cancel requests. The copy's session is then
-    terminated."""
+    """The copy is cancelled. But while the server waits until its client has received rows, it ignores cancel requests.
+    Then the copy's session is terminated."""
     waits: list[float] = []
     going_on = threading.Event()
 
@@ -260,7 +260,7 @@ def test_ddl_storm_hardly_delays_the_application(database: Database, tmp_path: P
             ours = Ours(database, tmp_path)
             with beside.blowing():
                 ours.until(time.monotonic() + seconds)
-            assert beside.held == [], "a lock was waited for with another one in hand"
+            assert beside.held == [], "pgcdc waited for a table lock and held another"
             assert beside.longest < GIVEN_UP_SECONDS
             told.append(
                 f"longest of {beside.queries} queries {beside.longest:.2f} s beside us and {beside.altered} changes,"

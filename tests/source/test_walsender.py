@@ -53,7 +53,7 @@ def frames(walsender: ReplicationConnection, until: Callable[[bytes], bool], sec
     taken: list[bytes] = []
     deadline = time.monotonic() + seconds
     while not any(map(until, taken)):
-        assert time.monotonic() < deadline, f"{len(taken)} frames, not the one waited for"
+        assert time.monotonic() < deadline, f"{len(taken)} frames, without the expected one"
         if not walsender.frames.pull():
             walsender.wait(0.1)
         found = walsender.frames.take()
@@ -109,7 +109,7 @@ def test_a_missing_publication_is_not_reported_as_a_missing_slot(
 
 
 @pytest.mark.long
-def test_slot_creation_waits_for_writers_and_lock_timeout_ends_it(
+def test_lock_timeout_ends_the_wait_of_slot_creation_for_a_writer(
     walsender: ReplicationConnection, database: Database, slot: str
 ) -> None:
     waits: list[float] = []
@@ -228,7 +228,7 @@ def test_frames_before_the_end_of_the_connection_are_returned_before_its_error_i
         reader.take()
 
 
-def test_the_end_of_the_stream_by_the_server_is_recognised(pair: tuple[socket.socket, SocketReader]) -> None:
+def test_a_stream_that_the_server_ends_is_recognised(pair: tuple[socket.socket, SocketReader]) -> None:
     server, reader = pair
     server.sendall(message(b"d", b"one") + ENDED)
     reader.pull()

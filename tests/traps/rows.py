@@ -11,7 +11,7 @@ _TOASTED = """CREATE TABLE t (id int PRIMARY KEY, v text, big text); ALTER TABLE
 INSERT INTO t SELECT g, 'v' || g, repeat(md5(g::text), 200) FROM generate_series(1, 20) g"""
 
 
-def _begin_order_is_not_commit_order(rig: Rig, schema: str) -> None:
+def _begin_order_differs_from_commit_order(rig: Rig, schema: str) -> None:
     """The transaction that begins and writes first commits last. Both transactions also update the row with id 0."""
     assert rig.settings.source is not None
     with psycopg.connect(rig.settings.source) as first, psycopg.connect(rig.settings.source) as second:
@@ -29,20 +29,20 @@ TRAPS = (
          ("UPDATE t SET v = 'new' WHERE id <= 5", "UPDATE t SET v = v || '!' WHERE id <= 3",
           "UPDATE t SET big = 'short' WHERE id = 2", "UPDATE t SET v = 'again' WHERE id = 2",
           "UPDATE t SET big = NULL WHERE id = 3", "UPDATE t SET v = 'NULL stays' WHERE id = 3")),
-    Trap("unchanged_toast_over_a_key_change", _TOASTED,
+    Trap("unchanged_toast_with_a_key_change", _TOASTED,
          ("UPDATE t SET id = id + 100 WHERE id <= 3", "UPDATE t SET v = 'moved', id = id + 1000 WHERE id > 100",
           "UPDATE t SET id = -1 WHERE id = 5; UPDATE t SET id = 5 WHERE id = 6; UPDATE t SET id = 6 WHERE id = -1",
           "UPDATE t SET id = 7777 WHERE id = 7", "UPDATE t SET id = 7 WHERE id = 7777",
           "UPDATE t SET big = repeat('x', 9000) WHERE id = 8; UPDATE t SET id = 88 WHERE id = 8")),
-    Trap("toast_of_a_deleted_row_stays_with_it", _TOASTED,
+    Trap("toast_value_of_a_deleted_row_is_not_reused", _TOASTED,
          ("UPDATE t SET big = repeat('two', 3000) WHERE id = 2", "DELETE FROM t WHERE id = 2",
           "UPDATE t SET id = 2 WHERE id = 1",
           "UPDATE t SET big = repeat('four', 3000) WHERE id = 4; DELETE FROM t WHERE id = 4; "
           "UPDATE t SET id = 4 WHERE id = 3; UPDATE t SET v = 'was three' WHERE id = 4")),
-    Trap("unchanged_toast_under_full", _TOASTED + "; ALTER TABLE t REPLICA IDENTITY FULL",
+    Trap("unchanged_toast_with_identity_full", _TOASTED + "; ALTER TABLE t REPLICA IDENTITY FULL",
          ("UPDATE t SET v = 'new' WHERE id <= 5", "UPDATE t SET id = id + 100 WHERE id <= 3", "DELETE FROM t WHERE "
           "id = 101")),
-    Trap("toast_texts_that_others_use_as_magic",
+    Trap("texts_that_other_tools_use_for_unchanged_toast",
          "CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, '__debezium_unavailable_value'), "
          "(2, 'unchanged-toast-datum'), (3, E'\\\\N'), (4, 'NULL'), (5, ''), (6, NULL)",
          ("UPDATE t SET id = id + 10", "INSERT INTO t SELECT id + 10, v FROM t",
@@ -92,7 +92,7 @@ TRAPS = (
          "INSERT INTO t SELECT g, g % 5, 'v' || g FROM generate_series(1, 40) g",
          ("UPDATE t SET v = v || '!' WHERE id % 2 = 0", "UPDATE t SET part = part % 4 + 1 WHERE id <= 20",
           "UPDATE t SET id = id + 200 WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0")),
-    Trap("leaves_with_keys_of_their_own_under_a_root_without",
+    Trap("leaves_with_keys_under_a_root_without_a_key",
          "CREATE TABLE t (id int, part int, v text) PARTITION BY LIST (part); "
          "CREATE TABLE t_1 PARTITION OF t (PRIMARY KEY (id)) FOR VALUES IN (1); "
          "CREATE TABLE t_2 PARTITION OF t (PRIMARY KEY (id)) FOR VALUES IN (2); "
@@ -107,7 +107,7 @@ TRAPS = (
          "INSERT INTO t SELECT g, g % 2 + 1, 'v' || g FROM generate_series(1, 10) g",
          ("INSERT INTO t VALUES (100, 1, 'gone'); TRUNCATE t_1", "INSERT INTO t VALUES (1, 1, 'back')",
           "UPDATE t SET v = 'other leaf' WHERE id = 3")),
-    Trap("microseconds_in_changes_as_in_the_copy",
+    Trap("microseconds_in_changes_and_copy",
          "CREATE TABLE t (id int PRIMARY KEY, a timestamptz, b timestamp, c time, d interval); INSERT INTO t VALUES "
          "(1, '2024-01-01 00:00:00.000001+00', '1969-12-31 23:59:59.999999', '12:00:00.123456', '1.000001 s')",
          ("INSERT INTO t SELECT 2, a, b, c, d FROM t",
@@ -144,7 +144,7 @@ TRAPS = (
          "CREATE TABLE t (id int PRIMARY KEY, fits bool, v text[]); INSERT INTO t VALUES (1, false, '{{a,b},{c,d}}'), "
          "(2, true, ARRAY['a\"b', 'c,d', '{e}', 'NULL', NULL, ''])",
          ("INSERT INTO t VALUES (3, false, '{{\"x,y\",NULL}}'), (4, true, ARRAY[E'\\\\', ' ', E'\\n'])",)),
-    Trap("keys_that_no_type_holds",
+    Trap("keys_that_do_not_fit_their_delta_type",
          "CREATE TABLE t (id timestamptz PRIMARY KEY, v int); INSERT INTO t VALUES ('infinity', 1), ('-infinity', 2), "
          "('0044-03-15 BC', 3), ('2024-01-01', 4)",
          ("UPDATE t SET v = v + 10", "DELETE FROM t WHERE v IN (12, 13)", "UPDATE t SET id = '2025-01-01' WHERE "
@@ -160,7 +160,7 @@ TRAPS = (
          "INSERT INTO t SELECT g, g, 'a', 'b', 'c', 'd', 'e', g, g, g FROM generate_series(1, 9) g",
          ('UPDATE t SET "Ümlaut 🐘" = \'changed\', "x`y" = NULL WHERE "A" < 4', 'UPDATE t SET "order by" = 100 '
           'WHERE "Group" = 5', 'DELETE FROM t WHERE "select" = 9')),
-    Trap("tables_named_alike_in_two_schemas",
+    Trap("tables_of_the_same_name_in_two_schemas",
          "CREATE TABLE t (id int PRIMARY KEY, other text, columns bool); INSERT INTO t VALUES (1, 'a', true)",
          ("INSERT INTO t VALUES (2, 'b', false)", "UPDATE t SET columns = NULL")),
     Trap("type_messages",
@@ -171,14 +171,14 @@ TRAPS = (
          "1.5, ROW(1, 'x y'), '{sad}', '[1,5)', 12.5)",
          ("INSERT INTO t SELECT 2, m, s, p, c, ms, r, h FROM t", "ALTER TYPE mood ADD VALUE 'happy'",
           "UPDATE t SET m = 'happy', c = ROW(NULL, ',')", "INSERT INTO t (id, m) VALUES (3, 'happy')")),
-    Trap("duplicates_in_a_keyless_full_table",
+    Trap("equal_rows_in_a_table_without_a_key",
          "CREATE TABLE t (a int, b text); ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t SELECT g % 3, NULL FROM "
          "generate_series(1, 12) g",
          ("DELETE FROM t WHERE ctid IN (SELECT ctid FROM t WHERE a = 1 LIMIT 2)",
           "UPDATE t SET b = 'one' WHERE ctid IN (SELECT ctid FROM t WHERE a = 2 LIMIT 1)",
           "INSERT INTO t SELECT 0, NULL FROM generate_series(1, 3)", "UPDATE t SET a = 1 WHERE b = 'one'",
           "DELETE FROM t WHERE ctid = (SELECT ctid FROM t WHERE a = 0 LIMIT 1); INSERT INTO t VALUES (0, NULL)")),
-    Trap("index_identity",
+    Trap("replica_identity_index",
          "CREATE TABLE t (code text NOT NULL UNIQUE, v int); ALTER TABLE t REPLICA IDENTITY USING INDEX t_code_key; "
          "INSERT INTO t SELECT 'c' || g, g FROM generate_series(1, 6) g; CREATE TABLE u (id int PRIMARY KEY, code text "
          "NOT NULL UNIQUE, v int); ALTER TABLE u REPLICA IDENTITY USING INDEX u_code_key; INSERT INTO u SELECT g, "
@@ -186,7 +186,7 @@ TRAPS = (
          ("UPDATE t SET v = 10 WHERE v = 1", "UPDATE t SET code = 'new' WHERE v = 2", "DELETE FROM t WHERE v = 3",
           "UPDATE u SET id = 100 WHERE v = 1", "UPDATE u SET code = 'new' WHERE v = 2",
           "UPDATE u SET id = 200, code = 'both' WHERE v = 4", "DELETE FROM u WHERE v = 3")),
-    Trap("a_table_without_identity",
+    Trap("table_without_replica_identity",
          "CREATE TABLE t (a int, b text); INSERT INTO t VALUES (1, 'a'), (1, 'a')",
          ("INSERT INTO t VALUES (2, 'b'), (2, 'b')", "TRUNCATE t; INSERT INTO t VALUES (3, NULL)")),
     Trap("generated_columns",
@@ -213,9 +213,9 @@ TRAPS = (
          ("SELECT pg_logical_emit_message(false, 'somebody', 'between transactions')",
           "INSERT INTO t VALUES (1); SELECT pg_logical_emit_message(true, 'somebody', 'inside'); INSERT INTO t VALUES "
           "(2)", "SELECT pg_logical_emit_message(true, 'somebody', repeat('alone', 1000))")),
-    Trap("begin_order_is_not_commit_order",
+    Trap("begin_order_differs_from_commit_order",
          "CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (0, 'nobody')",
-         (_begin_order_is_not_commit_order,)),
+         (_begin_order_differs_from_commit_order,)),
     Trap("rows_of_copy_merge_and_on_conflict",
          "CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT g, g FROM generate_series(1, 9) g",
          ("INSERT INTO t SELECT g, -g FROM generate_series(5, 15) g ON CONFLICT (id) DO UPDATE SET v = excluded.v",
@@ -224,10 +224,11 @@ TRAPS = (
           "WITH gone AS (DELETE FROM t WHERE id = 3 RETURNING *) INSERT INTO t SELECT id + 300, v FROM gone")),
 )  # fmt: skip
 OFTEN = frozenset({
-    "unchanged_toast_over_a_key_change", "toast_of_a_deleted_row_stays_with_it", "key_swap_under_a_deferrable_key",
-    "insert_truncate_insert", "truncate_of_several_tables", "root_and_leaves_with_different_identities",
-    "microseconds_in_changes_as_in_the_copy", "timestamps_infinity_and_bc", "columns_with_odd_names", "type_messages",
-    "duplicates_in_a_keyless_full_table", "a_table_without_identity", "savepoints_and_partial_rollbacks",
-    "prepared_transactions", "logical_messages", "begin_order_is_not_commit_order",
+    "unchanged_toast_with_a_key_change", "toast_value_of_a_deleted_row_is_not_reused",
+    "key_swap_under_a_deferrable_key", "insert_truncate_insert", "truncate_of_several_tables",
+    "root_and_leaves_with_different_identities", "microseconds_in_changes_and_copy", "timestamps_infinity_and_bc",
+    "columns_with_odd_names", "type_messages", "equal_rows_in_a_table_without_a_key", "table_without_replica_identity",
+    "savepoints_and_partial_rollbacks", "prepared_transactions", "logical_messages",
+    "begin_order_differs_from_commit_order",
 })  # fmt: skip
 """Names of the traps in the default set, which is small because each table costs a MERGE."""

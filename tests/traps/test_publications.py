@@ -68,19 +68,19 @@ def test_running_sync_handles_tables_that_are_added_and_removed(rig: Rig) -> Non
         run("DELETE FROM late WHERE id = 1")
         run(f"ALTER PUBLICATION {pub} ADD TABLE late")
         run("INSERT INTO late VALUES (3, 'regained')")
-        wait_for(lambda: _same(rig, "public.late"), what="late as the source has it")
+        wait_for(lambda: _same(rig, "public.late"), what="a mirror of late that equals the source")
 
         # A table with rows is attached as a partition. The stream deletes one of its rows before the catalog check sees
         # the ATTACH.
         run("CREATE TABLE p_2 (id int, part int, PRIMARY KEY (id, part)); INSERT INTO p_2 VALUES (7, 2), (8, 2)")
         run("BEGIN; ALTER TABLE p ATTACH PARTITION p_2 FOR VALUES IN (2); DELETE FROM p WHERE id = 7; COMMIT")
-        wait_for(lambda: _same(rig, "public.p"), what="p as the source has it")
+        wait_for(lambda: _same(rig, "public.p"), what="a mirror of p that equals the source")
 
         run("DROP TABLE late")
-        wait_for(lambda: _saved() == ["p", "t"], what="the word that late is gone")
+        wait_for(lambda: _saved() == ["p", "t"], what="a saved catalog without late")
         following.listed("p", "t", since=rig.commit("INSERT INTO t VALUES (100, 'makes a point')"))
         run(f"ALTER PUBLICATION {pub} DROP TABLE p, t")
-        wait_for(lambda: bool(following.errors), what="the word that the publication is empty")
+        wait_for(lambda: bool(following.errors), what="the error about the empty publication")
     assert isinstance(following.errors[0], EmptyPublication)
     assert "lists no table" in str(status(rig.settings).problems)
     with pytest.raises(EmptyPublication, match="lists no table"):
@@ -204,11 +204,11 @@ def test_late_copy_catches_up_and_delays_no_other_table(
                 at = rig.flush()
                 rig.conn.execute(f"INSERT INTO t VALUES ({number}); INSERT INTO u VALUES ({number})")
                 wait_for(lambda: log.position() > at, what="the batch")  # noqa: B023
-            wait_for(lambda: _newest(points, {T}) > at, what="t alone")
+            wait_for(lambda: _newest(points, {T}) > at, what="a point that lists only t")
             before = len(turns)
             gate.set()
             goal = rig.commit("INSERT INTO t VALUES (1000)")
-            wait_for(lambda: _newest(points, {T, U}) >= goal, what="both together")
+            wait_for(lambda: _newest(points, {T, U}) >= goal, what="a point that lists t and u")
         finally:
             gate.set()
             stop.set()
@@ -216,7 +216,7 @@ def test_late_copy_catches_up_and_delays_no_other_table(
         rig.assert_equal()
     assert len([upto for tables, upto in turns[before:] if tables == {"u"}]) >= ROUNDS // LATE_SHARE
     lows = [upto for tables, upto in turns if "t" in tables]
-    assert lows == sorted(lows), "what had been applied to t was asked for again"
+    assert lows == sorted(lows), "t was part of a turn that it had already applied"
 
 
 _SNAPSHOTS = (
