@@ -57,7 +57,8 @@ def _slot(facts: Facts) -> Iterator[Problem]:
     thing = slot.thing
     do = _MORE_ROOM if facts.at_work else f"run `pgcdc sync` now, or {_MORE_ROOM}"
     if slot.lost:
-        yield error(ProblemCode.SLOT_LOST, thing, f"was invalidated ({slot.lost}): the WAL it needs is gone", COPY_ANEW)
+        what = f"was invalidated ({slot.lost}): PostgreSQL cannot send its changes any more"
+        yield error(ProblemCode.SLOT_LOST, thing, what, COPY_ANEW)
     elif slot.wal_status == "unreserved":
         yield error(
             ProblemCode.SLOT_NEARLY_LOST,

@@ -190,8 +190,8 @@ class ConsoleProgress:
 
     def waiting(self, holders: Sequence[Blocker]) -> None:
         """Show the sessions whose transactions must end before PostgreSQL creates a slot or snapshot."""
-        self.note(f"PostgreSQL waits for {'; '.join(str(holder) for holder in holders)}; the command continues when "
-                  "these transactions end")  # fmt: skip
+        who = "; ".join(str(holder) for holder in holders) or "older transactions"
+        self.note(f"PostgreSQL waits for {who}; the command continues when these transactions end")
 
     # Methods of the watcher -------------------------------------------------------------------
 

@@ -199,7 +199,10 @@ def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool
     """
     _check_kind(status, two_phase)
     if status.lost:
-        raise SlotLost(f"was invalidated ({status.lost}): the WAL it needs is gone", thing=status.thing, do=COPY_ANEW)
+        raise SlotLost(
+            f"was invalidated ({status.lost}): PostgreSQL cannot send its changes any more", thing=status.thing,
+            do=COPY_ANEW,
+        )  # fmt: skip
     if transform_lsn is None:
         return
     if status.confirmed_flush_lsn is not None and status.confirmed_flush_lsn > transform_lsn:
