@@ -57,7 +57,7 @@ def _slot(facts: Facts) -> Iterator[Problem]:
     thing = slot.thing
     do = _MORE_ROOM if facts.at_work else f"run `pgcdc sync` now, or {_MORE_ROOM}"
     if slot.lost:
-        what = f"was invalidated ({slot.lost}): PostgreSQL cannot send its changes any more"
+        what = f"was invalidated ({slot.lost}): PostgreSQL can no longer send its changes"
         yield error(ProblemCode.SLOT_LOST, thing, what, COPY_ANEW)
     elif slot.wal_status == "unreserved":
         yield error(

@@ -159,7 +159,7 @@ class ServerError:
         if self.state == "55006":
             return SlotActive(self.message, thing=thing, do=_BY_STATE["55006"][1])
         if self.state == "55000" and _LOST.search(self.message):
-            return SlotLost("was invalidated: PostgreSQL cannot send its changes any more", thing=thing, do=COPY_ANEW)
+            return SlotLost("was invalidated: PostgreSQL can no longer send its changes", thing=thing, do=COPY_ANEW)
         return None
 
 

@@ -200,7 +200,7 @@ def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool
     _check_kind(status, two_phase)
     if status.lost:
         raise SlotLost(
-            f"was invalidated ({status.lost}): PostgreSQL cannot send its changes any more", thing=status.thing,
+            f"was invalidated ({status.lost}): PostgreSQL can no longer send its changes", thing=status.thing,
             do=COPY_ANEW,
         )  # fmt: skip
     if transform_lsn is None:
