@@ -137,7 +137,8 @@ def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision
         return Decision(True, f"tables to copy: {state.to_copy}")
     ahead = state.flush_lsn - state.position
     if ahead <= 0:
-        return Decision(False, f"the source has no WAL above the lake's position, {state.position}", current=True)
+        why = f"the source has no WAL above the lake's position, {state.position}"
+        return Decision(False, why, current=not state.unapplied)
     if state.published:
         return Decision(True, f"changes wait in the slot: the lake is {ahead} bytes of WAL behind the source")
     if state.tables_changed:

@@ -73,6 +73,21 @@ def test_a_run_is_requested_only_if_there_is_work(look: SourceState, cursor: Cur
 
 
 @pytest.mark.parametrize(
+    ("look", "current"),
+    [
+        (LEVEL, True),
+        (replace(LEVEL, paused=True), True),
+        (replace(LEVEL, unapplied=3, paused=True), False),
+        (replace(AHEAD, published=False), True),
+        (replace(AHEAD, published=False, unapplied=3, paused=True), False),
+        (AHEAD, False),
+    ],
+)
+def test_mirrors_with_changes_to_apply_are_not_current(look: SourceState, current: bool) -> None:
+    assert decide(look, FRESH, range_seconds=60).current is current
+
+
+@pytest.mark.parametrize(
     ("runs", "why"),
     [
         (Runs(), None),
