@@ -75,10 +75,10 @@ def save_source(source: str) -> bool:
             written = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
         # If the value extends over several lines, or the file is a map in braces, the edited text means something else.
         if _parsed(written) != {**before, "source": wanted}:
-            raise SettingsError("is a file that pgcdc cannot edit", thing=str(SETTINGS_FILE), do=by_hand)
+            raise SettingsError("has YAML of a form that pgcdc cannot edit", thing=str(SETTINGS_FILE), do=by_hand)
         write_whole(SETTINGS_FILE, written.encode())
     except yaml.YAMLError:
-        raise SettingsError("is a file that pgcdc cannot edit", thing=str(SETTINGS_FILE), do=by_hand) from None
+        raise SettingsError("has YAML of a form that pgcdc cannot edit", thing=str(SETTINGS_FILE), do=by_hand) from None
     except OSError as error:
         raise SettingsError(f"cannot be written: {error.strerror}", thing=str(SETTINGS_FILE), do=by_hand) from None
     return True
@@ -93,7 +93,7 @@ class _Loader(yaml.SafeLoader):
             # Compared in lower case, because the names of settings do not depend on case.
             if isinstance(key, yaml.ScalarNode) and key.value.lower() in seen:
                 where = f"holds `{key.value}` twice, the second time in line {key.start_mark.line + 1}"
-                raise SettingsError(where, thing=str(SETTINGS_FILE), do="keep one of the two")
+                raise SettingsError(where, thing=str(SETTINGS_FILE), do="keep only one of these lines")
             seen.add(str(key.value).lower())
         return super().construct_mapping(node, deep)
 

@@ -59,7 +59,9 @@ class StructureChanges:
                 progress.refuse(now, reason)
             case SetAside(reason) if record.unread is not None:
                 progress.put_aside(name, record.replay_lsn, reason)
-                self._say("apply", f"{name} is set aside: {reason}", name, record.replay_lsn)
+                self._say(
+                    "apply", f"{name} is set aside, so its mirror no longer changes: {reason}", name, record.replay_lsn
+                )
             case SetAside(reason):
                 if record.followed or record.reason != reason:
                     progress.put_aside(name, self._work.log.position(), reason)
@@ -134,14 +136,14 @@ class StructureChanges:
             return False
         if change.failure is not None and progress[name].followed:
             progress.put_aside(name, progress[name].replay_lsn, change.failure)
-            self._say("watch", f"{name} is set aside: {change.failure}", name)
+            self._say("watch", f"{name} is set aside, so its mirror no longer changes: {change.failure}", name)
             return False
         before, after = progress[name].table, change.after
         if not progress.reshaped(after, change.version):
             return False
         since = Lsn(after.descent.since)
         self._report(change, before, since)
-        self._say("watch", f"table {name}: {change.what}; {_done(before, after)}, as of {since}", name, since)
+        self._say("watch", f"table {name}: {change.what}; {_done(before, after)}, as of LSN {since}", name, since)
         return True
 
     def _renamed(self, change: MirrorChange, former: TableName, seen_at: Lsn) -> bool:
@@ -155,7 +157,7 @@ class StructureChanges:
         if change.failure is not None:
             self._say(
                 "watch",
-                f"table {name} is copied, because its mirror, {former}, could not be renamed: {change.failure}",
+                f"table {name} will be copied, because its mirror could not be renamed from {former}: {change.failure}",
                 name,
             )
             progress.request_copy([name])

@@ -92,7 +92,9 @@ class Sync:
         self._read_operator()
         complete = self._stream.complete_to
         if self._stream.arrived and not arrived:
-            self._work.observer.progress("receive", f"the log is complete to {complete}", lsn=str(complete))
+            self._work.observer.progress(
+                "receive", f"the change log contains every transaction up to LSN {complete}", lsn=str(complete)
+            )
         moved |= self._take_structure_changes()
         moved |= self._take_copies()
         moved |= self._turns.turn(paused=self._paused, gathers=not (self.following or self.copying))
@@ -184,7 +186,7 @@ class Sync:
                 self._stream.until(max(now.endpos, self._copies.highest))
         if now.paused is not before.paused:
             self._work.observer.progress(
-                "apply", "paused: changes are written to the log only" if now.paused else "resumed"
+                "apply", "paused: changes go to the change log, but not to mirrors" if now.paused else "resumed"
             )
             if before.paused:
                 self._copies.begin()
@@ -282,5 +284,5 @@ class Sync:
         listed = {} if newest is None else newest.tables
         behind = [entry for entry in progress if entry.state is not TableState.SET_ASIDE
                   and not (entry.state.readable and entry.table.name in listed)]  # fmt: skip
-        waits = "waits for a copy, or for a consistent point that lists it"
+        waits = "its copy has not ended, or no consistent point lists it yet"
         return [(entry.table.name, entry.reason or waits) for entry in behind]

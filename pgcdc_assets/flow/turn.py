@@ -76,13 +76,11 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
         name, oid = entry.table.name, entry.table.oid
         partitions = [batch.partitions for batch in span.batches if batch.end > entry.replay_lsn]
         if any(oid in of_root for leaves in partitions for of_root in leaves.values()):
-            what = (
-                "it was a partition for some time, and its rows arrived as rows of the table to which it was attached"
-            )
+            what = "it was a partition of another table for some time, and its changes arrived as changes of that table"
             work.observer.progress("watch", f"table {name}: {what}", table=str(name))
             work.progress.hold(name, UnreadRows(Strange.ATTACHED, what))
         elif any(set(leaves.get(oid, ())) - known_leaves(entry.table) for leaves in partitions):
-            what = "rows of a new partition arrived, which may have been dropped or detached since"
+            what = "rows of an unknown partition arrived; it may have been dropped or detached since then"
             work.progress.hold(name, UnreadRows(Strange.PARTITION, what))
 
 
@@ -109,7 +107,9 @@ def _derive_and_apply(
     failed |= {result.table.name: result.set_aside for result in applied if result.set_aside is not None}
     for name, (lsn, reason) in failed.items():
         work.progress.put_aside(name, lsn, reason)
-        work.observer.progress("apply", f"{name} is set aside: {reason}", table=str(name), lsn=str(lsn))
+        work.observer.progress(
+            "apply", f"{name} is set aside, so its mirror no longer changes: {reason}", table=str(name), lsn=str(lsn)
+        )
     return done, outrun, seconds
 
 

@@ -73,7 +73,7 @@ class Turns:
                 raise
             if str(blocked) != self._blocked:
                 self._blocked = str(blocked)
-                self._work.observer.progress("watch", f"the catalog check waits for a lock: {blocked}")
+                self._work.observer.progress("watch", f"the check of the source's catalog waits for a lock: {blocked}")
             return False
         if self._blocked is not None:
             self._blocked = None

@@ -28,7 +28,9 @@ def wait_for_point(layout: Layout, points: ConsistentPoints, lsn: Lsn, timeout: 
         left = deadline - time.monotonic()
         if left <= 0:
             newest = (
-                "it has no consistent point" if point is None else f"its newest consistent point is {point.replay_lsn}"
+                "it has no consistent point"
+                if point is None
+                else f"its newest consistent point is at {point.replay_lsn}"
             )
             raise NotReached(
                 f"did not reach {lsn} within {timeout:g} s: {newest}", thing=f"lake {layout.root}",

@@ -58,10 +58,10 @@ class ChangeFeed:
         """Raises FeedGap if the feed lacks changes at or above ``after``."""
         if after < self.covered.start:
             raise FeedGap(
-                f"begins at {self.covered.start}, so it lacks changes since {after}",
+                f"lacks the changes between {after} and {self.covered.start}",
                 thing=f"change feed of {self.name}", lsn=after,
-                do="retention deleted them, or the table was copied again; read the whole mirror at a point, and later "
-                   "its changes after the LSN of this point",
+                do="retention deleted them, or the table was copied again; read the whole mirror at a consistent "
+                   "point, then the changes above that point",
             )  # fmt: skip
 
     def rows(self, span: LsnRange, only: pc.Expression | None = None) -> Iterator[pa.Table]:
@@ -107,7 +107,7 @@ class ChangeFeed:
             )
         except (OSError, pa.ArrowException) as error:
             raise LakeError(f"cannot be read: {type(error).__name__}", thing=f"change feed of {self.name}",
-                            do="try again: maintenance may have replaced a file") from error  # fmt: skip
+                            do="maintenance may have replaced a file: try again") from error  # fmt: skip
         return found
 
 

@@ -46,7 +46,7 @@ class Lake:
         if point is None:
             oldest = self._points.oldest()
             do = (
-                f"the oldest point is {oldest}; choose it or a later point"
+                f"the oldest point is at {oldest}; choose that point or a later point"
                 if oldest is not None
                 else "run `pgcdc sync` first"
             )
@@ -91,13 +91,15 @@ class Lake:
                 raise UsageError("undo needs one of the arguments `a`, `commit_lsn` or `xid`")
             return undo_range(self._at(a).table_at(table), self._at(b).table_at(table), key)
         if key is not None or a is not None or b is not None:
-            raise UsageError("undo takes either points (`a`, `b`), with or without `key`, or one transaction")
+            raise UsageError(
+                "undo takes a transaction (`commit_lsn` or `xid`), or points (`a`, `b`) and a `key`, not both"
+            )
         at = self.at().table_at(table)
         lsn = commit_of(at, xid) if xid is not None else Lsn.of(commit_lsn or 0)
         later = self._points.above(lsn)
         if later is None:
             raise LakeError(
-                "has no consistent point that contains this transaction", thing=f"lake {self._layout.root}", lsn=lsn
+                "no consistent point contains the transaction to undo", thing=f"lake {self._layout.root}", lsn=lsn
             )
         return undo_transaction(self.at(lsn).table_at(table), LakeAt(self._layout, later).table_at(table), lsn)
 
@@ -110,7 +112,7 @@ class Lake:
             return self._points.newest(), ""
         if isinstance(wanted, datetime):
             if wanted.tzinfo is None:
-                raise ValueError(f"{wanted} has no time zone; write it like datetime.now(UTC)")
-            return self._points.published_by(wanted), f" published by {wanted}"
+                raise ValueError(f"the time {wanted} has no time zone; write it like datetime.now(UTC)")
+            return self._points.published_by(wanted), f" that was published at or before {wanted}"
         lsn = Lsn.of(wanted)
         return self._points.at(lsn), f" at or below {lsn}"

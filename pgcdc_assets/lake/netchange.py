@@ -52,7 +52,7 @@ def net_change(before: DeltaVersion, after: DeltaVersion, table: Table) -> pa.Ta
 def _refuse_other_columns(before: DeltaVersion, after: DeltaVersion, table: Table) -> None:
     if _columns(before) != _columns(after):
         raise LakeError(
-            f"has other columns in version {after.number} than in version {before.number}",
+            f"does not have the same columns in versions {before.number} and {after.number}",
             thing=f"mirror {table.name}", do="compare points that are both before or both after the structure change",
         )  # fmt: skip
 
@@ -76,7 +76,7 @@ def _key(table: Table, version: DeltaVersion) -> list[str]:
     held = set(version.columns.names)
     names = {column.attnum: column.name for column in (*former, *table.columns) if column.name in held}
     if not names.keys() >= set(table.key):
-        raise LakeError(f"the names of its key columns in version {version.number} are not known",
+        raise LakeError(f"the names that its key columns had in version {version.number} are not known",
                         thing=f"mirror {table.name}", do="use newer points")  # fmt: skip
     return [names[attnum] for attnum in table.key]
 
@@ -162,8 +162,8 @@ def _by_key(rows: Sequence[pa.Table], key: Sequence[str], table: Table) -> list[
     for found, mine in zip(at, np.split(number, [rows[0].num_rows]), strict=True):
         found[mine] = np.arange(len(mine))
         if (found >= 0).sum() != len(mine):
-            raise LakeError("contains a key twice", thing=f"mirror {table.name}",
-                            do="the table's key was changed after this version: use newer points")  # fmt: skip
+            raise LakeError("has two rows with equal values of the table's key columns", thing=f"mirror {table.name}",
+                            do="these columns became the key later: use newer points")  # fmt: skip
     return at
 
 

@@ -133,8 +133,8 @@ class LakeAt:
         """
         start = Lsn.of(after)
         if self._point.messages is None:
-            raise LakeError("contains no messages", thing=f"consistent point {self.lsn}",
-                            do="set the setting `messages`; points of later runs then contain messages")  # fmt: skip
+            raise LakeError("contains no logical messages", thing=f"consistent point {self.lsn}",
+                            do="choose messages by the setting `messages`; later points contain them")  # fmt: skip
         return read_messages(self._layout, LsnRange(min(start, self.lsn), self.lsn), self._point.messages)
 
     def changes(self, table: TableName | str, after: Lsn | str | int) -> Iterator[pa.Table]:
@@ -180,16 +180,16 @@ class LakeAt:
         if (changed := self._point.changed.get(name)) is not None:
             raise LakeError(
                 f"does not match the source: {changed}", thing=f"mirror {name}", lsn=self.lsn,
-                do=f"use an earlier LSN, or copy it again with `pgcdc snapshot {name.shell}`",
+                do=f"use an earlier LSN, or copy the table again with `pgcdc snapshot {name.shell}`",
             )  # fmt: skip
         published, version = self._point.positions[name], self._point.tables[name]
         delta = DeltaLog(self._layout.mirror(name)).at(version)
         found = own_position(delta.positions, delta.configuration.get(IDENTITY, ""), name)
         if found != published:
             raise LakeError(
-                f"version {version} is at {found}, but the version that was published was at {published}",
+                f"version {version} records the LSN {found}, but recorded {published} when the point was published",
                 thing=f"mirror {name}", lsn=self.lsn,
-                do=f"use a newer LSN; if the newest is refused too, run `pgcdc snapshot {name.shell}`",
+                do=f"use a newer LSN; if the newest point fails too, run `pgcdc snapshot {name.shell}`",
             )  # fmt: skip
         return MirrorScan(name, delta)
 

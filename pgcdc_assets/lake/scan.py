@@ -59,8 +59,10 @@ class MirrorScan:
                 yield from rows.select(columns).to_batches()
         except (LakeError, OSError) as error:
             said = error.what if isinstance(error, LakeError) else type(error).__name__
-            raise LakeError(f"version {self.table.number} cannot be read: {said}", thing=f"mirror {self.name}",
-                            do="it may be older than the mirror's retention; use a newer LSN") from error  # fmt: skip
+            do = "its files may have been deleted after the mirror's retention; use a newer LSN"
+            raise LakeError(
+                f"version {self.table.number} cannot be read: {said}", thing=f"mirror {self.name}", do=do
+            ) from error
 
     def _may_match(self, group: RowGroup, filter: pc.Expression, compared: Sequence[str]) -> bool:
         # Imported only here, because this module imports pandas, which is slow.

@@ -68,7 +68,7 @@ def value_text(value: Any, of: PgType) -> str | None:
         case list() if of.element is not None:
             inner, delimiter = of.element, of.element.delimiter
             return "{" + delimiter.join(_element(value_text(item, inner), delimiter) for item in value) + "}"
-    raise LakeError("no SQL can be written for its values", thing=f"type {of.name}")
+    raise LakeError("its values cannot be written as SQL", thing=f"type {of.name}")
 
 
 def _element(text: str | None, delimiter: str) -> str:

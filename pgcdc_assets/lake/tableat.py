@@ -50,7 +50,7 @@ class TableAt:
         """The table with the newest recorded structure, which may be newer than the mirror's version."""
         row = TableStates(self.layout).get(self.name)
         if row is None or row.table is None:
-            raise UnknownTable("has no recorded structure", thing=f"table {self.name}")
+            raise UnknownTable("the lake has no record of its columns", thing=f"table {self.name}")
         return row.table
 
     @cached_property
@@ -138,7 +138,7 @@ def key_scalar(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         exact = False
     if value is None or not exact:
-        raise UsageError(f"the key's value of {name} is not a value of type {kind}")
+        raise UsageError(f"the value given for key column {name} is not a value of type {kind}")
     return found
 
 

@@ -45,9 +45,9 @@ def commit_of(at: TableAt, xid: int) -> Lsn:
     only = pc.field(XID) == xid & 0xFFFFFFFF
     found = {lsn for rows in at.feed.rows(at.feed.covered, only) for lsn in rows[COMMIT_LSN].to_pylist()}
     if len(found) != 1:
-        what = "contains no change" if not found else "contains changes of several transactions"
+        what = "contains no transaction" if not found else "contains several transactions"
         raise LakeError(f"{what} with the xid {xid}", thing=f"change feed of {at.name}",
-                        do="name the transaction by its commit_lsn")  # fmt: skip
+                        do="give the `commit_lsn` of the transaction instead")  # fmt: skip
     return Lsn(found.pop())
 
 
@@ -62,7 +62,9 @@ def undo_transaction(earlier: TableAt, later: TableAt, commit_lsn: Lsn) -> str:
     mine = pc.equal(rows[COMMIT_LSN], int(commit_lsn))
     own, others = rows.filter(mine), rows.filter(pc.invert(mine))
     if not own.num_rows:
-        raise LakeError("contains no change of this transaction", thing=f"change feed of {later.name}", lsn=commit_lsn)
+        raise LakeError(
+            "contains no change of the transaction to undo", thing=f"change feed of {later.name}", lsn=commit_lsn
+        )
     change = net_change(later.mirror, earlier.mirror, table)
     if others.num_rows:
         columns = [column for column in feed_columns(table) if column.key]
@@ -70,7 +72,7 @@ def undo_transaction(earlier: TableAt, later: TableAt, commit_lsn: Lsn) -> str:
         keys = [_keys(side, columns) for side in (own, others)]
         if not columns or emptied or _among(keys[0], keys[1], columns).any():
             raise LakeError(
-                "other transactions changed the same rows as this transaction, and no consistent point separates them: "
+                "other transactions changed the same rows as the one to undo, and no consistent point separates them: "
                 f"the nearest points are {earlier.point.replay_lsn} and {later.point.replay_lsn}",
                 thing=f"table {later.name}", lsn=commit_lsn, do="undo the range between these points instead",
             )  # fmt: skip
@@ -134,7 +136,7 @@ def reversal(change: pa.Table, table: Table) -> str:
         return ""
     held = [field.name for field in change.schema.field("before").type if field.name not in {*NOT_COMPARED, RAW}]
     if sorted(held) != sorted(column.name for column in table.columns):
-        raise LakeError("has other columns now than at these points, so its rows cannot be written back",
+        raise LakeError("does not have the same columns now as at these points, so its rows cannot be written back",
                         thing=f"table {table.name}")  # fmt: skip
     writer = _Writer(table, {field.name: field.type for field in change.schema.field("before").type})
     rows = sorted(change.to_pylist(), key=lambda row: _ORDER.index(row["kind"]))
@@ -145,7 +147,7 @@ def reversal(change: pa.Table, table: Table) -> str:
         parts.append(writer.no_other_columns())
     for number, row in enumerate(rows, 1):
         statement = writer.statement(row["kind"], row["before"], row["after"])
-        message = f"statement {number} of {len(rows)}: a row of {table.name} has changed since; nothing was undone"
+        message = f"statement {number} of {len(rows)}: a row of {table.name} was changed again; nothing was undone"
         parts.append(f"  {statement};\n{_CHECK.format(message=literal(message))}")
     body = "\n".join(parts)
     number = 0
@@ -174,7 +176,7 @@ class _Writer:
             changed = [f"{quoted(name)} = {literal(text)}" for name, text in new.items() if text != old[name]]
             if not changed:
                 raise LakeError(
-                    "has rows that differ only in computed columns, which cannot be written",
+                    "has a row that differs only in generated columns, which UPDATE cannot set",
                     thing=f"table {self.table.name}",
                 )
             return " ".join(("UPDATE", self.name, "SET", ", ".join(changed), "WHERE", self._found(before)))
@@ -196,7 +198,7 @@ class _Writer:
         these columns are not known, so a deleted row cannot be inserted again with all its values."""
         names = ", ".join(literal(column.name) for column in self.table.columns)
         message = (
-            f"{self.table.name} has columns that its mirror lacks, so its rows cannot be inserted; nothing was undone"
+            f"{self.table.name} has columns that its mirror lacks, so no row can be inserted again; nothing was undone"
         )
         return _COLUMNS.format(table=literal(self.name), names=names, message=literal(message))
 

@@ -132,8 +132,8 @@ def refuse_same_names(tables: Iterable[TableName]) -> None:
     for table in tables:
         other = known.setdefault((table.schema.lower(), table.name.lower()), table)
         if other != table:
-            what = f"cannot be a view together with {other}, because the engine ignores case in names"
-            raise LakeError(what, thing=f"table {table}", do="read only one of the two")
+            what = f"cannot be a view together with {other}, because DuckDB and Spark ignore case in names"
+            raise LakeError(what, thing=f"table {table}", do="read only one of these tables")
 
 
 def package(name: str) -> Any:

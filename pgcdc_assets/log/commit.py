@@ -135,7 +135,7 @@ class LogWriter:
         for _ in range(ATTEMPTS):
             version = newest_of(self._table)
             if (stands := self._position(version)) != start:
-                raise LogConflict(f"is at {stands}, but this batch begins at {start}", thing=str(self._path))
+                raise LogConflict(f"ends at {stands}, but the batch to commit begins at {start}", thing=str(self._path))
             self._refuse_others(version)
             passed(FaultPoint.BATCH_COMMITTING)
             try:
@@ -146,7 +146,11 @@ class LogWriter:
             except LakeError as error:
                 raise LogCorrupt(error.what, thing=error.thing) from None
         else:
-            raise LogConflict("another writer committed to it at each attempt", thing=str(self._path), lsn=start)
+            raise LogConflict(
+                "each attempt to commit failed, because another writer committed first",
+                thing=str(self._path),
+                lsn=start,
+            )
         passed(FaultPoint.BATCH_COMMITTED)
         # If a compaction has committed just before, this also fsyncs the file name of its commit.
         settle([self._path])
@@ -156,7 +160,7 @@ class LogWriter:
         if version.positions.get(LEADER) != self._leader:
             stands = self._position(version)
             raise LogConflict(
-                "was taken over by another writer, because this process did not renew its lease",
+                "is now held by another writer, because this process did not renew its lease in time",
                 thing=str(self._path),
                 lsn=stands,
             )
@@ -180,9 +184,11 @@ def check_file(path: Location, size: int, rows: int) -> None:
     except (OSError, ValueError, pa.ArrowException) as error:
         raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
     if found is None or found.size != size:
-        raise LogCorrupt(f"has {found.size if found else 0} bytes, but its commit records {size}", thing=str(path))
+        raise LogCorrupt(
+            f"has {found.size if found else 0} bytes, but its Delta commit records {size}", thing=str(path)
+        )
     if footer.num_rows != rows:
-        raise LogCorrupt(f"has {footer.num_rows} rows, but its commit records {rows}", thing=str(path))
+        raise LogCorrupt(f"has {footer.num_rows} rows, but its Delta commit records {rows}", thing=str(path))
     schema = footer.schema.to_arrow_schema()
     if not schema.equals(LOG_SCHEMA if OPTIONAL & set(schema.names) else FILLED_SCHEMA):
         raise LogCorrupt("does not have the columns of the change log", thing=str(path))
@@ -203,7 +209,8 @@ def shut_out(layout: Layout, leader: int) -> None:
     """
     tables = _newest(layout.root)
     _log.warning(
-        "the previous writer did not release the lake; if it still runs, it can no longer commit to the %d tables",
+        "the process that last wrote to this lake did not release it; if it still runs, it can no longer commit to the "
+        "lake's %d tables",
         len(tables),
     )
     for folder in sorted(tables, key=lambda folder: folder != layout.change_log):

@@ -172,7 +172,7 @@ class ChangeLog:
         number, known = self._known
         if number != version.number:
             files = ((file, known.get(file.path)) for file in version.files)
-            with reading(f"commit of change log {self.path}", LogCorrupt):
+            with reading(f"Delta commit of change log {self.path}", LogCorrupt):
                 known = {file.path: segment or _segment(self.path, file) for file, segment in files}
             self._known = version.number, known
             names = {segment.path.name for segment in known.values()}
@@ -208,7 +208,10 @@ class ChangeLog:
                 self._shapes.update(_shapes_in(segment.file))
         missing = wanted - self._shapes.keys()
         if missing:
-            raise LogCorrupt(f"lacks {len(missing)} Relation messages for rows in {span}", thing=str(self.path))
+            raise LogCorrupt(
+                f"lacks {len(missing)} Relation messages that describe rows of the LSN range {span}",
+                thing=str(self.path),
+            )
         return {schema_id: self._shapes[schema_id] for schema_id in wanted}
 
     def verify(self, span: LsnRange) -> list[BatchSummary]:
@@ -269,9 +272,9 @@ def _commit_facts(path: Location, tags: Mapping[str, str], *, needed: bool) -> C
     try:
         facts = CommitFacts.of_tags(tags)
     except ValueError:
-        raise LogCorrupt("has tags that cannot be read", thing=str(path)) from None
+        raise LogCorrupt("its Delta commit has tags that cannot be read", thing=str(path)) from None
     if needed and facts is None:
-        raise LogCorrupt("lacks the tags with the commit LSN and commit time of its rows", thing=str(path))
+        raise LogCorrupt("its Delta commit lacks the tags with its rows' commit LSN and commit time", thing=str(path))
     return facts
 
 

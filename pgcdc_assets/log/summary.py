@@ -127,7 +127,7 @@ def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], sp
         held.check(number, batch)
     held.check_commits()
     if _NO_BATCH in held.counts:
-        raise LogCorrupt("has rows that no batch summary counts", thing=str(log), lsn=span.end)
+        raise LogCorrupt("has rows that do not belong to any batch", thing=str(log), lsn=span.end)
 
 
 class _Held:
@@ -173,12 +173,12 @@ class _Held:
         held = self.counts.get(number, Counter())
         if held != stated:
             raise LogCorrupt(
-                f"batch {batch.start}..{batch.end} has {held.total()} rows, but its summary counts "
-                f"{sum(stated.values())}", thing=str(self._log),
+                f"batch {batch.start}..{batch.end} does not have the rows that its summary counts: it has "
+                f"{held.total()} rows, and the summary counts {sum(stated.values())}", thing=str(self._log),
             )  # fmt: skip
         if odd := self._schema_ids.get(number, set()) - set(batch.schemas):
             raise LogCorrupt(
-                f"batch {batch.start}..{batch.end} has rows of {len(odd)} relation structures that its summary lacks",
+                f"batch {batch.start}..{batch.end} has rows of {len(odd)} table structures that its summary lacks",
                 thing=str(self._log),
             )
 
@@ -207,5 +207,5 @@ def _commit_times(files: Sequence[SegmentFile]) -> dict[int, int]:
 
 def _unlike_its_commit(thing: Location, commit_lsn: int) -> LogCorrupt:
     return LogCorrupt(
-        "records a commit time that differs from the transaction's Commit row", thing=str(thing), lsn=Lsn(commit_lsn)
+        "has a tag with another commit time than the transaction's Commit row", thing=str(thing), lsn=Lsn(commit_lsn)
     )

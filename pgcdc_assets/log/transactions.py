@@ -153,7 +153,7 @@ class TransactionsInProgress:
         void = self._open.get(message.xid)
         if not message.first:
             if void is None:
-                raise ProtocolError(f"the first block of transaction {message.xid} is missing", lsn=lsn)
+                raise ProtocolError(f"the first block of streamed transaction {message.xid} is missing", lsn=lsn)
             return None
         self._open[message.xid] = StreamedTransaction(message.xid, lsn, now)
         return void
@@ -186,7 +186,9 @@ class TransactionsInProgress:
         """Remove and return a transaction that is now complete. Raises ProtocolError if no block of it has arrived."""
         transaction = self._open.pop(message.xid, None)
         if transaction is None:
-            raise ProtocolError(f"the end of transaction {message.xid} arrived without its blocks", lsn=lsn)
+            raise ProtocolError(
+                f"the end of streamed transaction {message.xid} arrived without any block of it", lsn=lsn
+            )
         return transaction
 
 

@@ -52,7 +52,7 @@ def forget(log: ChangeLog, upto: Lsn) -> int:
     the files."""
     segments = log.all_segments()
     if any(segment.first_batch_end <= upto < segment.batch_end for segment in segments):
-        raise LakeError("has a file with batches both below and above this LSN", thing=str(log.path), lsn=upto)
+        raise LakeError("cannot be cut here, because a file has batches on both sides", thing=str(log.path), lsn=upto)
     old = [segment for segment in segments if segment.batch_end <= upto]
     if old:
         _replace(log, old, [], {start_app_id(log.identity): int(upto)})

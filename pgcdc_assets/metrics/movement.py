@@ -100,19 +100,19 @@ class Movement:
         clock, within = self._clock(), self._within
         found = []
         if source is not None and source.slot is None:
-            found.append("the slot does not exist")
+            found.append("the replication slot does not exist")
         elif source is not None and source.slot is not None and source.slot.lost:
-            found.append("the slot is lost")
+            found.append("the replication slot is lost, because the source removed WAL that it needs")
         if lake is not None and lake.answers and lake.point is None:
             found.append("no consistent point was published yet")
         receive, waited = lags.receive, 0.0 if lake is None else _unpublished(lake, now)
         if receive is not None and receive.seconds > within and not self._receive.moved(clock, within):
-            found.append(f"nothing was received for {receive.seconds:.0f} s, and the source has {receive.bytes} more "
-                         "bytes of WAL")  # fmt: skip
+            found.append(f"no WAL was received for {receive.seconds:.0f} s, although the source has {receive.bytes} "
+                         "more bytes of it")  # fmt: skip
         if waited > within and not self._publish.moved(clock, within):
-            paused = ": apply is paused" if lake is not None and lake.paused else ""
-            found.append(f"a transaction in the log has waited for {waited:.0f} s, and no new consistent point was "
-                         f"published{paused}")  # fmt: skip
+            paused = ", because apply is paused" if lake is not None and lake.paused else ""
+            found.append(f"a transaction in the change log has waited for {waited:.0f} s to be applied to mirrors, and "
+                         f"no new consistent point was published{paused}")  # fmt: skip
         return found
 
     def _waited(

@@ -80,7 +80,7 @@ class LedgerFile:
 
     def lowest(self, name: str) -> int:
         """Returns the lowest value of an integer column, from the statistics of the file."""
-        with reading(f"statistics of {self._folder / self.added.path}"):
+        with reading(f"ledger file {self._folder / self.added.path}"):
             return int(json.loads(self.added.action["stats"])["minValues"][name])
 
 
@@ -103,7 +103,7 @@ class Ledger:
     def files(self) -> list[LedgerFile]:
         """Returns the live files, newest first."""
         table = self._newest()
-        with reading(f"statistics of ledger {self.path}"):
+        with reading(f"ledger {self.path}"):
             live = sorted(table.files, key=_last, reverse=True) if table is not None else []
         names = {file.path for file in live}
         self._read = {name: rows for name, rows in self._read.items() if name in names}

@@ -124,12 +124,12 @@ class _Walk:
     def images(self) -> list[Images]:
         head = self._read(None)
         self._move(None, self.at + CHANGE.size, "truncated")
-        self._require(head >> 56 == ord(self.kind), None, "has the payload of another kind")
+        self._require(head >> 56 == ord(self.kind), None, "its payload begins with the letter of another kind")
         self._require(self.at < self.ends, None, "truncated")
         letters = self._read(None) >> 56
         # Only a delete needs this check. For an insert or an update, _tuples checks the letter before the new tuple.
         known = (letters == ord("K")) | (letters == ord("O")) | (self.kind != "D")
-        self._require(known, None, "has an unknown letter before its tuple")
+        self._require(known, None, "has an unexpected letter before its tuple")
         found: list[Images] = []
         if self.kind != "I":
             found += self._tuples("K", np.flatnonzero(letters == ord("K")))
@@ -146,8 +146,12 @@ class _Walk:
             return []
         head = self._read(rows)
         self._move(rows, self._cursor(rows) + 3, "truncated")
-        self._require(head >> 56 == ord(image), rows, "has an unknown letter before its tuple")
-        self._require(head >> 40 & 0xFFFF == self.columns, rows, f"has other than {self.columns} columns")
+        self._require(head >> 56 == ord(image), rows, "has an unexpected letter before its tuple")
+        self._require(
+            head >> 40 & 0xFFFF == self.columns,
+            rows,
+            f"has a number of columns other than {self.columns}, the number of its relation",
+        )
         text: list[pa.StringArray] = []
         unchanged: list[Bools | None] = []
         for column in range(self.columns):
@@ -175,7 +179,9 @@ class _Walk:
         self._move(rows, ends, "truncated")
         unchanged = letter == UNCHANGED
         self._require(letter != BINARY, rows, "has a value in binary form, which was not requested")
-        self._require(present | unchanged | (letter == NULL), rows, "has a value of unknown form")
+        self._require(
+            present | unchanged | (letter == NULL), rows, "has a value with a letter other than n, u, t and b"
+        )
         return self._strings(rows, column, starts, ends, present), unchanged if unchanged.any() else None
 
     def _strings(

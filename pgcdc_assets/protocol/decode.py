@@ -127,7 +127,7 @@ class MessageReader:
     def string(self) -> str:
         end = self.payload.find(b"\0", self.at)
         if end < 0:
-            self.fail("a string does not end")
+            self.fail("a string does not end with a zero byte")
         piece = self.payload[self.at : end]
         self.at = end + 1
         # Strings are names in the server's encoding. Relation.reread decodes them again if that is not UTF-8.
@@ -136,7 +136,7 @@ class MessageReader:
     def letter(self, allowed: str) -> str:
         letter = chr(self.number(_U8))
         if letter not in allowed:
-            self.fail(f"{letter!r} instead of one of {allowed!r}")
+            self.fail(f"has the letter {letter!r} instead of one of {allowed!r}")
         return letter
 
     def flags(self, known: int) -> int:

@@ -95,7 +95,7 @@ def refuse_other(properties: Mapping[str, str] | None, table: NamedTable, entry:
     if (properties or {}).get(OWNER) != table.owner:
         raise RegistryRefused(
             f"the name {entry} is taken by a table that this project did not register", thing=f"table {table.name}",
-            do="rename or drop that entry, or set another `catalog` or `prefix` in `registry`",
+            do="rename or drop that table in the catalog, or set another `catalog` or `prefix` in `registry`",
         )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ class UnityCatalog:
         except HTTPError as error:
             if error.code == 404:
                 return None
-            what = f"{method} answered {error.code} {_code(error)}".rstrip()
+            what = f"answered a {method} request with {error.code} {_code(error)}".rstrip()
             kind = RegistryUnreachable if error.code in _FOR_ALL or error.code >= 500 else RegistryRefused
             raise kind(what, thing=thing) from None
         except (OSError, ValueError, TypeError, HTTPException) as error:

@@ -27,8 +27,8 @@ _NEW = "CREATE TABLE k_2 PARTITION OF k FOR VALUES IN (2)"
 _FULL = "ALTER TABLE k_2 REPLICA IDENTITY FULL"
 _ROW = "INSERT INTO k VALUES (2, 'b')"
 _REASON = (
-    "partition public.k_2 is in no publication, so its rows are not replicated: give it a REPLICA IDENTITY if it has "
-    "none, or run `pgcdc setup`"
+    "partition public.k_2 is in no publication, so its rows are not replicated: give the partition a REPLICA IDENTITY "
+    "if it has none, or run `pgcdc setup`"
 )
 
 

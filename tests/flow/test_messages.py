@@ -141,7 +141,7 @@ def test_failed_feed_of_logical_messages_delays_no_table(rig: Rig, monkeypatch: 
         rig.sync()
         at = Lake(rig.lake).at()
         assert at.arrow("orders").num_rows == 1
-        with pytest.raises(LakeError, match="contains no messages"):
+        with pytest.raises(LakeError, match="contains no logical messages"):
             at.messages()
         told = status(rig.settings)
         assert any(problem.thing == "feed of logical messages" for problem in told.problems)

@@ -82,7 +82,7 @@ def test_metrics_show_a_running_sync_and_the_lag_after_it_has_ended(rig: Rig) ->
     assert found["pgcdc_table_lag_seconds", ("public.t",)] > 0.5
     assert found["pgcdc_table_lag_seconds", ("public.u",)] == 0
     assert found["pgcdc_ready", ()] == 0
-    assert "in the log has waited" in metrics.reasons()[0]
+    assert "in the change log has waited" in metrics.reasons()[0]
     rig.sync()
     wait_for(lambda: scraped(metrics)["pgcdc_ready", ()] == 1, what="readiness again")
     found = scraped(metrics)

@@ -62,7 +62,7 @@ def arrived(log: ChangeLog, lsn: int) -> bool:
 def test_a_point_at_or_above_the_lsn_is_returned(log: ChangeLog) -> None:
     assert Lake(log.layout.root).wait("0/64", timeout=0).lsn == 100
     with pytest.raises(
-        NotReached, match=r"did not reach 0/65 within 0 s: its newest consistent point is 0/64.*pgcdc status"
+        NotReached, match=r"did not reach 0/65 within 0 s: its newest consistent point is at 0/64.*pgcdc status"
     ):
         Lake(log.layout.root).wait(101, timeout=0)
 

@@ -62,7 +62,9 @@ def test_a_time_selects_the_newest_point_that_was_published_before_it(tmp_path: 
     assert [lake.at(time).lsn for time in times] == [100, 200, 300]
     assert lake.at(times[1] + (times[2] - times[1]) / 2).lsn == 200
     assert lake.at(times[2] + timedelta(days=1)).lsn == 300
-    with pytest.raises(LakeError, match=r"no consistent point published by .*; the oldest point is 0/64"):
+    with pytest.raises(
+        LakeError, match=r"no consistent point that was published at or before .*; the oldest point is at 0/64"
+    ):
         lake.at(times[0] - timedelta(microseconds=1))
     with pytest.raises(ValueError, match="has no time zone"):
         lake.at(datetime(2026, 1, 1))
@@ -182,8 +184,9 @@ def test_history_says_from_which_lsn_on_it_is_complete(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "message"),
-    [({"v": "x"}, "has the key id, but the call gives v"), ("one", "the key's value of id is not a value of type"),
-     (2**40, "not a value of type int32"), (2.5, "not a value of type int32"), (True, "not a value of type int32"),
+    [({"v": "x"}, "has the key id, but the call gives v"),
+     ("one", "the value given for key column id is not a value of type"), (2**40, "not a value of type int32"),
+     (2.5, "not a value of type int32"), (True, "not a value of type int32"),
      (Decimal("2.5"), "not a value of type int32"), (None, "not a value of type int32")],
 )  # fmt: skip
 def test_a_wrong_key_is_refused(tmp_path: Path, key: Any, message: str) -> None:

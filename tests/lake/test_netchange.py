@@ -104,7 +104,9 @@ def test_points_with_different_columns_are_refused(tmp_path: Path) -> None:
     at = OneTable(tmp_path, ROWS)
     wider = replace(T, columns=(*T.columns, Column(6, "more", TEXT)))
     other = OneTable(tmp_path / "other", ROWS, wider)
-    with pytest.raises(LakeError, match=r"has other columns in version .*; compare points that are both before"):
+    with pytest.raises(
+        LakeError, match=r"does not have the same columns in versions .*; compare points that are both before"
+    ):
         netchange.net_change(version(at), version(other), wider)
     with pytest.raises(UnknownTable):
         at.lake.diff("public.u", 100)
@@ -114,9 +116,9 @@ def test_points_at_which_the_table_had_another_key_are_refused(tmp_path: Path) -
     at = OneTable(tmp_path, [{"id": "1", "v": "same"}, {"id": "2", "v": "same"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "same", "n": "1.00"}), (UPDATE, {"id": "2", "v": "same", "n": "1.00"}))
     before, after = version(at, 100), version(at, 200)
-    with pytest.raises(LakeError, match="contains a key twice"):
+    with pytest.raises(LakeError, match="two rows with equal values of the table's key columns"):
         netchange.net_change(before, after, replace(T, key=(2,)))
-    with pytest.raises(LakeError, match="key columns in version"):
+    with pytest.raises(LakeError, match="key columns had in version"):
         netchange.net_change(before, after, replace(T, key=(7,)))
 
 
@@ -222,7 +224,7 @@ def test_a_value_is_written_as_its_type_reads_it(value: Any, kind: PgType, text:
 
 
 def test_a_value_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(LakeError, match="no SQL can be written"):
+    with pytest.raises(LakeError, match="cannot be written as SQL"):
         value_text({}, INT)
 
 
@@ -294,9 +296,9 @@ def test_undo_of_a_transaction_is_refused_if_another_transaction_changed_the_sam
     with pytest.raises(LakeError, match=r"other transactions changed the same rows.*0/64 and 0/12C.*undo the range"):
         at.lake.undo(NAME, commit_lsn=299)
     for unknown in ({"xid": 7}, {"commit_lsn": 150}):
-        with pytest.raises(LakeError, match="contains no change"):
+        with pytest.raises(LakeError, match=r"contains no (transaction with the xid|change of the transaction)"):
             at.lake.undo(NAME, **unknown)
-    with pytest.raises(LakeError, match="no consistent point that contains this transaction"):
+    with pytest.raises(LakeError, match="no consistent point contains the transaction to undo"):
         at.lake.undo(NAME, commit_lsn=300)
 
 
@@ -304,7 +306,7 @@ def test_undo_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1"}])
     with pytest.raises(UsageError, match="undo needs"):
         at.lake.undo(NAME)
-    with pytest.raises(UsageError, match=r"takes either points .*, or one transaction"):
+    with pytest.raises(UsageError, match=r"takes a transaction .*, or points"):
         at.lake.undo(NAME, 100, xid=5)
 
 
@@ -312,7 +314,7 @@ def test_undo_is_refused_if_the_table_has_other_columns_now(tmp_path: Path) -> N
     at = OneTable(tmp_path, [{"id": "1"}])
     at.turn(200, (DELETE, {"id": "1"}))
     at.alter(replace(T, columns=(*T.columns, Column(6, "more", TEXT))))
-    with pytest.raises(LakeError, match="has other columns now"):
+    with pytest.raises(LakeError, match="does not have the same columns now"):
         at.lake.undo(NAME, 100)
 
 
@@ -384,7 +386,7 @@ def test_a_table_without_changes_since_its_copy_has_none(tmp_path: Path) -> None
 def test_changes_that_retention_removed_are_a_gap(at: OneTable) -> None:
     assert at.feeds.open(T).forget(Lsn(250)) == 1
     assert taken(at, 250) == [("insert", 299, 3)]
-    with pytest.raises(FeedGap, match=r"begins at 0/FA, so it lacks changes since 0/C8.*read the whole mirror"):
+    with pytest.raises(FeedGap, match=r"lacks the changes between 0/C8 and 0/FA.*read the whole mirror"):
         taken(at, 200)
 
 

@@ -272,5 +272,5 @@ def test_row_that_was_never_written_is_detected_as_missing(tmp_path: Path) -> No
     twin._put = loses  # type: ignore[method-assign]
     twin.add(HISTORY[0])
     assert lost == [3]
-    with pytest.raises(LogCorrupt, match="has 2 rows, but its summary counts 3"):
+    with pytest.raises(LogCorrupt, match="has 2 rows, and the summary counts 3"):
         twin.log.verify(whole(twin.log))

@@ -69,7 +69,7 @@ def test_position_is_set_by_compare_and_set(log: ChangeLog) -> None:
     one, _ = writer_of(log)
     other, _ = writer_of(log)
     one.commit(frames_of(300), [], Lsn(350))
-    with pytest.raises(LogConflict, match="is at 0/15E, but this batch begins at 0/64"):
+    with pytest.raises(LogConflict, match="ends at 0/15E, but the batch to commit begins at 0/64"):
         other.commit(frames_of(300), [], Lsn(350))
     with pytest.raises(LogConflict):
         other.advance(Lsn(200))

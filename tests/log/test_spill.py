@@ -555,9 +555,11 @@ def test_abort_of_a_transaction_without_blocks_is_counted() -> None:
 
 def test_transaction_without_its_first_block_is_refused() -> None:
     held = TransactionsInProgress()
-    with pytest.raises(ProtocolError, match="the first block of transaction 7 is missing, at LSN 0/123"):
+    with pytest.raises(ProtocolError, match="the first block of streamed transaction 7 is missing, at LSN 0/123"):
         held.start(StreamStart(7, False), AT, 1.0)
-    with pytest.raises(ProtocolError, match="the end of transaction 7 arrived without its blocks, at LSN 0/123"):
+    with pytest.raises(
+        ProtocolError, match="the end of streamed transaction 7 arrived without any block of it, at LSN 0/123"
+    ):
         held.end(committed(7), AT)
 
 

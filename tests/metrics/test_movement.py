@@ -58,7 +58,7 @@ def test_replication_is_not_ready_if_a_live_connection_receives_nothing(scraper:
     found = [scraper.scrape(source(1000 + 100 * number), lake()) for number in range(1, 8)]
     assert [bool(reasons) for _, reasons in found] == [False] * 5 + [True] * 2
     assert found[-1][0].receive == StageLag(700, 90)
-    assert found[-1][1] == ["nothing was received for 90 s, and the source has 700 more bytes of WAL"]
+    assert found[-1][1] == ["no WAL was received for 90 s, although the source has 700 more bytes of it"]
 
 
 def test_replication_is_ready_while_a_backlog_is_received(scraper: Scraper) -> None:
@@ -81,7 +81,7 @@ def test_replication_is_not_ready_at_the_first_scrape_if_the_sync_is_dead(scrape
     dead = source(2000, active=False)
     lags, reasons = scraper.scrape(dead, lake(ago=7200))
     assert lags.receive == StageLag(1000, 7200)
-    assert reasons == ["nothing was received for 7200 s, and the source has 1000 more bytes of WAL"]
+    assert reasons == ["no WAL was received for 7200 s, although the source has 1000 more bytes of it"]
 
 
 def test_between_two_runs_the_lag_starts_when_new_wal_is_written(scraper: Scraper) -> None:
@@ -105,9 +105,12 @@ def test_replication_is_not_ready_if_a_transaction_waits_in_the_change_log(scrap
     lags, reasons = scraper.scrape(source(), waits)
     assert lags.publish == lags.apply == StageLag(300, 90)
     assert lags.tables == {"public.t": StageLag(300, 90), "public.u": StageLag(0, 0)}
-    assert reasons == ["a transaction in the log has waited for 90 s, and no new consistent point was published"]
+    assert reasons == [
+        "a transaction in the change log has waited for 90 s to be applied to mirrors, and no new consistent point was "
+        "published"
+    ]
     _, reasons = scraper.scrape(source(), replace(waits, paused=True))
-    assert reasons[0].endswith("was published: apply is paused")
+    assert reasons[0].endswith("was published, because apply is paused")
 
 
 def test_new_points_count_as_progress_even_while_a_table_lags(scraper: Scraper) -> None:
@@ -129,8 +132,12 @@ def test_a_table_that_catches_up_delays_the_stage_apply_but_not_the_stage_publis
 @pytest.mark.parametrize(
     ("of_source", "of_lake", "reason"),
     [
-        (replace(source(), slot=None), lake(), "the slot does not exist"),
-        (source(wal_status="lost"), lake(), "the slot is lost"),
+        (replace(source(), slot=None), lake(), "the replication slot does not exist"),
+        (
+            source(wal_status="lost"),
+            lake(),
+            "the replication slot is lost, because the source removed WAL that it needs",
+        ),
         (source(), lake(1000, None), "no consistent point was published yet"),
     ],
     ids=["missing slot", "lost slot", "no point"],

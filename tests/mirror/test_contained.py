@@ -112,7 +112,7 @@ def test_broken_mirrors_do_not_prevent_the_turn_of_other_mirrors(pipe: Pipeline)
         "emptied": r"part-.*\.parquet: cannot be read", "removed": r"part-.*\.parquet: cannot be read: No such file",
         "garbled": "cannot be read", "vector": r"deletion_vector_.*\.bin: is damaged", "feed": "cannot be read",
         "retyped": "has column 'v' with another type", "dropped": "no longer has column 'v'",
-        "taken": "has column 'EXTRA' of another writer, so 'extra' cannot be added",
+        "taken": "has a column 'EXTRA' that another writer added, so 'extra' cannot be added",
     }  # fmt: skip
     assert found.pop("sound") is None
     assert {name for name, told in found.items() if told} == set(expected)

@@ -65,7 +65,7 @@ def test_the_columns_that_pgcdc_adds_depend_on_the_kind_of_table() -> None:
     assert MirrorSchema.of(table_of("id", replica_identity="f")).arrow.names[-2:] == ["_pgcdc_row", "_pgcdc_hash"]
 
 
-@pytest.mark.parametrize(("names", "word"), [(("Id", "id"), "case"), (("_pgcdc_raw",), "reserve")])
+@pytest.mark.parametrize(("names", "word"), [(("Id", "id"), "case"), (("_pgcdc_raw",), "pgcdc adds")])
 def test_tables_that_delta_cannot_hold_are_refused(names: tuple[str, ...], word: str) -> None:
     table = table_of(*names)
     assert word in (refusal(table) or "")

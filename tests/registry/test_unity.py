@@ -105,5 +105,7 @@ def test_token_comes_from_the_environment_and_is_in_no_message(
     with pytest.raises(RegistryUnreachable) as caught:
         UnityCatalog(unity.url, "shop").put(mirror(tmp_path, ORDERS))
     assert unity.tokens == {"Bearer hush"}
-    assert str(caught.value).startswith(f"Unity Catalog {unity.url}: GET answered 401 (PERMISSION_DENIED: not yours)")
+    assert str(caught.value).startswith(
+        f"Unity Catalog {unity.url}: answered a GET request with 401 (PERMISSION_DENIED: not yours)"
+    )
     assert "hush" not in str(caught.value)

@@ -130,7 +130,9 @@ class Receiving:
                 if options.streaming == Streaming.OFF:
                     raise
                 seconds = self._fallback.failed()
-                logger.warning("%s; for the next %.0f s, transactions are sent only after their commit", error, seconds)
+                logger.warning(
+                    "%s; for the next %.0f s, large transactions are received only after their commit", error, seconds
+                )
         return True
 
     def _keep_waiting(self) -> bool:

@@ -73,7 +73,7 @@ class MessageFilter:
         start = int(run.offsets[index]) + _PREFIX_AT
         end = run.raw.find(b"\0", start, int(run.offsets[index] + run.lengths[index]))
         if end < 0:
-            raise ProtocolError("the prefix of a logical message has no end", lsn=run.lsn(index))
+            raise ProtocolError("the prefix of a logical message does not end with a zero byte", lsn=run.lsn(index))
         return bytes(run.raw[start:end])
 
 

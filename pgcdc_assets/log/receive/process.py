@@ -80,13 +80,19 @@ def main() -> int:
     except OSError as error:
         # The cause is usually a full disk. The system's error text never quotes a row.
         thing = error.filename or str(Layout.of(settings.lake).change_log)
-        what = os.strerror(error.errno) if error.errno else f"ended by {type(error).__name__}"
+        what = os.strerror(error.errno) if error.errno else f"cannot be read or written: {type(error).__name__}"
         _write_line(error_line(MachineError(what, thing=str(thing), do=ROOM)))
         return 1
     except Exception as error:  # noqa: BLE001 - the last place that can say what happened
         # Print where the error happened, but not its message, which might quote a row.
-        _log.error("the receiver ended by %s", type(error).__name__, extra={"trace": _frames(error)})
-        _write_line(error_line(ReceiverDied(f"ended by an unexpected {type(error).__name__}", thing="receiver")))
+        _log.error(
+            "the receiver process ended because of an unexpected %s",
+            type(error).__name__,
+            extra={"trace": _frames(error)},
+        )
+        _write_line(
+            error_line(ReceiverDied(f"ended because of an unexpected {type(error).__name__}", thing="receiver"))
+        )
         return 1
     return 0
 

@@ -97,8 +97,8 @@ class ResendCheck:
 
     def _fail(self, lsn: int) -> NoReturn:
         raise LogAhead(
-            f"is at {self.end}, but below this LSN the source has different transactions than the lake: the source was "
-            "restored to an earlier time, and then changed", thing="lake", lsn=Lsn(lsn), do=NEW_LAKE,
+            f"its transactions up to {self.end} differ from those of the source: the source was restored to an earlier "
+            "time, and then changed", thing="lake", lsn=Lsn(lsn), do=NEW_LAKE,
         )  # fmt: skip
 
 

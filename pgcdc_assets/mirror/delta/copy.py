@@ -228,8 +228,8 @@ class _Copier:
         if target.columns is None and commented.held_by(delta) and mirror.oid == target.table.oid:
             return commit_files(delta, files, "overwrite", position)
         if (held := mirror.snapshot_lsn) is not None and held >= target.commit_lsn:
-            raise LakeError(f"already contains a copy as of {held}, which is not older", thing=f"mirror {mirror.name}",
-                            lsn=Lsn(target.commit_lsn))  # fmt: skip
+            raise LakeError(f"already contains a copy as of {held}, so no earlier copy is written",
+                            thing=f"mirror {mirror.name}", lsn=Lsn(target.commit_lsn))  # fmt: skip
         return replace_table(delta, commented.columns, files, position, {**commented.properties, **owner},
                              description=commented.description)  # fmt: skip
 

@@ -30,7 +30,7 @@ class KeyIndex:
         self._rows = np.argsort(number, kind="stable")
         distinct = len(np.unique(number)) if self._steps else 0
         if self._steps and distinct != rows.num_rows:
-            raise AssertionError(f"{rows.num_rows} rows of a merge source have {distinct} keys")
+            raise AssertionError(f"{rows.num_rows} rows of a merge source have only {distinct} different keys")
 
     @property
     def columns(self) -> list[str]:

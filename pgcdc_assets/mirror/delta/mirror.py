@@ -101,16 +101,16 @@ class Mirrors:
         found = table.configuration.get(IDENTITY)
         if found != owner:
             raise IdentityMismatch(
-                f"belongs to {found or 'an unknown owner'}, not to {owner}",
+                f"is not a mirror of this project: it records the owner {found or '(none)'}, not {owner}",
                 thing=f"Delta table {path}",
                 do="use a separate lake, or move that Delta table away",
             )
         other = table.configuration.get(SOURCE_TABLE, str(name))
         if other != str(name):
             raise IdentityMismatch(
-                f"is the mirror of {other}: this file system does not distinguish its folder from that of {name}",
+                f"is the mirror of {other}: this file system does not distinguish the folders of {other} and {name}",
                 thing=f"Delta table {path}",
-                do="keep the lake on a case-sensitive file system, or exclude one of the two in the setting `tables`",
+                do="keep the lake on a case-sensitive file system, or exclude one table in the setting `tables`",
             )
         return Mirror(self, name, table)
 

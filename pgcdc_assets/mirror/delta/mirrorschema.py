@@ -34,7 +34,7 @@ def refusal(table: Table) -> str | None:
     names = [column.name for column in table.columns]
     reserved = [name for name in names if name.lower() in OWN_COLUMNS]
     if reserved:
-        return f"column {reserved[0]} has a name that mirrors reserve"
+        return f"column {reserved[0]} has the name of a column that pgcdc adds to mirrors"
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(name.lower(), name)
@@ -45,7 +45,7 @@ def refusal(table: Table) -> str | None:
         return f"it {itself.why}: its rows are not replicated"
     if table.unpublished:
         what = f"partition {table.unpublished[0].name} is in no publication, so its rows are not replicated"
-        return f"{what}: give it a REPLICA IDENTITY if it has none, or run `pgcdc setup`"
+        return f"{what}: give the partition a REPLICA IDENTITY if it has none, or run `pgcdc setup`"
     return None
 
 

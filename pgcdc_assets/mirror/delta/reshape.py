@@ -69,7 +69,7 @@ def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, 
     mirror = found.again()
     delta = mirror.delta
     if delta is None or mirror.snapshot_lsn != found.snapshot_lsn:
-        raise LakeError("was copied again during the change", thing=f"mirror {after.name}")
+        raise LakeError("was copied again while its structure was changed", thing=f"mirror {after.name}")
     if (reason := unfit(delta)) is not None:
         raise LakeError(reason, thing=f"mirror {after.name}")
     columns = _sourced(delta, _taken_by(mirror, before), after)
@@ -181,7 +181,7 @@ def _with_rows(
     left = sum((file.rows or 0) - file.deleted for file in delta.files)
     if sum(report.rows for report in reports) != left:
         raise LakeError(
-            f"has {left} rows to write to new files, but the new files have another number of rows",
+            f"has {left} rows, but the files with its new structure have another number of rows",
             thing=f"mirror {mirror.name}",
         )
     passed(FaultPoint.RESHAPED_FILES_WRITTEN)

@@ -114,7 +114,7 @@ class TablePlan:
         held = {field.name.lower(): field.name for field in delta.schema.fields}
         if taken := [name for name in missing.names if name.lower() in held]:
             other = held[taken[0].lower()]
-            raise LakeError(f"has column {other!r} of another writer, so {taken[0]!r} cannot be added",
+            raise LakeError(f"has a column {other!r} that another writer added, so {taken[0]!r} cannot be added",
                             thing=f"mirror {self.mirror.name}")  # fmt: skip
         names = {field.name: field.name for field in delta.schema.fields}
         wanted = pa.schema([*delta.columns, *missing])

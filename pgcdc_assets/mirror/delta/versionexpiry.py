@@ -70,7 +70,7 @@ class Unneeded:
                 make_checkpoint(self.mirror.path, self.mirror.version)
         except DeltaError as error:
             # delta-rs cannot read a version of this mirror. Other mirrors are not affected.
-            raise LakeError(f"old files stay, because no checkpoint can be written ({type(error).__name__})",
+            raise LakeError(f"old files were not deleted, because no checkpoint was written ({type(error).__name__})",
                             thing=f"mirror {self.mirror.name}") from error  # fmt: skip
         # A checkpoint may be Spark's, which does not sync it to disk. It must be durable before commits are deleted.
         there = checkpoint_files(log)
@@ -86,7 +86,7 @@ def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) 
     listing = LogListing.of(mirror.path)
     if mirror.version != listing.newest:
         raise LakeError(
-            "was changed by another writer during the search for unneeded files, so none were deleted",
+            "was changed by another writer during the search for unneeded files, so no file was deleted",
             thing=f"mirror {mirror.name}",
         )
     before = time.time() - grace.total_seconds()

@@ -86,7 +86,9 @@ def _old_halves(op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, order: In
     news = order[np.minimum(places + 1, len(order) - 1)]
     paired = (commit_lsn[news] == commit_lsn[olds]) & (ordinal[news] == ordinal[olds] + 1)
     if not paired.all():
-        raise MergeMismatch("half of a key change is missing in the feed", lsn=Lsn(int(commit_lsn[olds[~paired][0]])))
+        raise MergeMismatch(
+            "the feed has the old row of an update, but not the new row", lsn=Lsn(int(commit_lsn[olds[~paired][0]]))
+        )
     old_half[news] = olds
     return old_half
 
@@ -98,7 +100,7 @@ def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn
     if len(bad):
         at = bad[np.argmin(commit_lsn[bad])]
         what = "an insert of a key that exists" if arrives[at] else "a change of a row that was deleted"
-        raise MergeMismatch(f"the changes contradict each other: {what}", lsn=Lsn(int(commit_lsn[at])))
+        raise MergeMismatch(f"the changes in the feed contradict each other: {what}", lsn=Lsn(int(commit_lsn[at])))
 
 
 def _with_masks(
