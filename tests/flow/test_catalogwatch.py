@@ -207,7 +207,7 @@ def test_log_line_of_a_renamed_column_says_whether_its_mirror_changed(work: Work
     work.progress.reshaping(B.name)
     change = MirrorChange(after, "column 'v' was renamed to 'w'", version=2)
     assert StructureChanges(work).take_in(change, Lsn(20))
-    assert told.lines == [f"watch: table public.b: column 'v' was renamed to 'w'; {said}, as of 0/14"]
+    assert told.lines == [f"watch: table public.b: column 'v' was renamed to 'w'; {said}, as of LSN 0/14"]
 
 
 # The catalog check before each point, with a real source and without Spark --------------------------
