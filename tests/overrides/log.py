@@ -114,7 +114,7 @@ override("range_contains_the_next_commit", "pgcdc_assets.core.lsn:LsnRange.holds
     test="tests/core/test_lsn.py::test_commit_record_that_starts_at_a_boundary_belongs_to_the_next_range",
 )  # fmt: skip
 override("log_position_is_set_blindly", "pgcdc_assets.log.commit:LogWriter.commit",
-    lambda original: without(original, "raise LogConflict(f'is at"),
+    lambda original: without(original, "raise LogConflict(f'ends at"),
     rule="a commit to the log fails if the log's position is not the one that the writer expects",
     test="tests/log/test_reader.py::test_position_is_set_by_compare_and_set")  # fmt: skip
 override("writer_that_lost_the_lake_writes", "pgcdc_assets.log.commit:LogWriter._refuse_others",

@@ -199,7 +199,7 @@ def _effects(spark: SparkSession, units: Sequence[Collapsing], table: Table, tou
             continue
         what = effect.mismatch.what
         if what == LACKS:
-            what = "a row is missing in the mirror, and the log does not hold all of its values"
+            what = "the mirror lacks a row, and the change log does not have all values of this row"
         lsn = effect.mismatch.lsn or touched.start
         raise NotRepairable(what, thing=str(table.name), lsn=lsn, do=_again(table))
     return effects

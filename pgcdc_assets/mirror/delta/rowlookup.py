@@ -28,8 +28,8 @@ from pgcdc_assets.mirror.net.multiset import COUNT, NetRows
 from pgcdc_assets.mirror.net.neteffect import MASK, ORIGIN, PRESENT, UPSERT, key_numbers, map_keys, raw_maps, raw_texts
 
 LACKS = "the mirror lacks a row that the source changed"
-HOLDS = "the mirror holds a row that the source inserted"
-TWICE = "the mirror holds a row twice"
+HOLDS = "the mirror already has a row that the source inserted"
+TWICE = "the mirror has two rows with the same key"
 
 
 FETCHED_BYTES = 64 << 20
