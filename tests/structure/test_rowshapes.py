@@ -157,7 +157,7 @@ def test_a_new_column_of_two_leaves_is_one_column_of_the_root() -> None:
         told = RelationFacts(replace(TABLE, columns=(replace(column, attnum=attnum + 1),), root=NAME,
                                      marks=marks(f"1:7 2:7 4:7 {attnum + 1}:9", relfilenode=70)))  # fmt: skip
         found = table_of_rows(root, shape(ID, B, N, later, oid=leaf.oid, leaf=leaf.name), told)
-        assert "was added when another column was dropped" in reason(found), "a column was added, then dropped"
+        assert "was added after another was dropped" in reason(found), "a column was added, then dropped"
 
 
 def test_a_new_column_is_refused_if_a_leaf_was_rewritten() -> None:
