@@ -186,7 +186,7 @@ def test_connection_cut_at_any_time_loses_and_repeats_nothing(
 
             rig.play(cut)
         rig.check()
-    assert "received after their commits" not in capfd.readouterr().err
+    assert "sent only after their commit" not in capfd.readouterr().err
 
 
 def _cut(rig: Rig, proxy: Proxy | None) -> None:
