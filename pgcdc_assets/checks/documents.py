@@ -117,7 +117,7 @@ class HoldDocument(TypedDict):
     by: str
     """The process that runs ``verify``."""
     lsn: str | None
-    """The LSN of the point. Null until ``verify`` has taken its snapshot of the source."""
+    """The LSN of the consistent point that ``verify`` reads. Null until it has taken its snapshot of the source."""
 
 
 class MessagesDocument(TypedDict):
@@ -225,7 +225,8 @@ class StatusDocument(TypedDict):
     problems: list[ProblemDocument]
     """Errors first."""
     last: dict[str, OutcomeDocument]
-    """By kind: ``sync``, ``repair``, ``backfill``, ``maintenance``, ``forgetting``."""
+    """How the last operation of each kind ended. The kinds: ``sync``, ``repair``, ``backfill``, ``maintenance``,
+    ``forgetting``."""
     messages: NotRequired[MessagesDocument]
     """Only if the setting ``messages`` asks for messages."""
 

@@ -19,7 +19,7 @@ class ProblemCode(StrEnum):
     WRONG_LAKE = "wrong_lake"
     """The lake is not the lake of this project."""
     CATALOG_UNREADABLE = "catalog_unreadable"
-    """The saved catalog cannot be read."""
+    """The file ``catalog.json``, which describes the tables of the source, cannot be read."""
     LAKE_UNREADABLE = "lake_unreadable"
     """A part of the lake cannot be read."""
     LAKE_UNREACHABLE = "lake_unreachable"

@@ -33,11 +33,11 @@ class PgcdcFreshness(dg.Model, dg.Resolvable):
     """The freshness policy of ``consistent_points``, in texts like ``15 minutes``."""
 
     fail: Annotated[
-        str, Field(description="The policy fails if consistent_points was last updated longer ago, like 15 minutes.")
+        str, Field(description="The policy fails if consistent_points was not updated for this time, like 15 minutes.")
     ]
     warn: Annotated[
         str | None,
-        Field(description="The policy warns if consistent_points was last updated longer ago, like 5 minutes."),
+        Field(description="The policy warns if consistent_points was not updated for this time, like 5 minutes."),
     ] = None
 
     def policy(self) -> dg.FreshnessPolicy:

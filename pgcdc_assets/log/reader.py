@@ -274,7 +274,8 @@ def _commit_facts(path: Location, tags: Mapping[str, str], *, needed: bool) -> C
     except ValueError:
         raise LogCorrupt("its Delta commit has tags that cannot be read", thing=str(path)) from None
     if needed and facts is None:
-        raise LogCorrupt("its Delta commit lacks the tags with its rows' commit LSN and commit time", thing=str(path))
+        what = "the Delta commit that added this file lacks the commit LSN and commit time of its rows"
+        raise LogCorrupt(what, thing=str(path))
     return facts
 
 

@@ -98,7 +98,7 @@ def _installed(name: str) -> Distribution:
     try:
         return distribution(name)
     except PackageNotFoundError:
-        raise MachineError("is not installed here", thing=f"package {name}", do="reinstall the project") from None
+        raise MachineError("is not installed here", thing=f"package {name}", do="install pgcdc_assets again") from None
 
 
 def _is_installed(name: str) -> bool:
