@@ -301,16 +301,16 @@ class FeedGap(LakeError):
 
 
 class RegistryUnreachable(PgcdcError):
-    """The catalog of query engines does not answer, or rejects every request. Replication continues, and pgcdc tries
-    again at each consistent point. Check the catalog's address and credentials."""
+    """The catalog of query engines (setting ``registry``) does not answer, or rejects every request. Replication
+    continues, and pgcdc tries again at each consistent point. Check the catalog's address and credentials."""
 
     retryable = True
     advice = "replication continues; pgcdc tries again at the next consistent point"
 
 
 class RegistryRefused(PgcdcError):
-    """The catalog of query engines refuses one table. Replication continues. The message says what to change in the
-    catalog."""
+    """The catalog of query engines (setting ``registry``) refuses one table. Replication continues. The message says
+    what to change in the catalog."""
 
 
 class CommitLost(LakeError):

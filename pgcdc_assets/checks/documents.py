@@ -15,7 +15,7 @@ from typing_extensions import TypedDict  # pydantic needs it before Python 3.12,
 
 
 class DecodedDocument(TypedDict):
-    """What the source has decoded for the slot since its statistics began."""
+    """What the source has decoded for the slot since the slot's statistics were last reset."""
 
     total_txns: int
     """Decoded transactions."""
@@ -81,9 +81,9 @@ class OldestDocument(TypedDict):
     xid: int
     """The transaction's ID."""
     lsn: str
-    """The LSN at which the first received part begins."""
+    """The LSN at which the first received part of the transaction begins."""
     age_seconds: float
-    """Time since the first part was received."""
+    """Time since the first part of the transaction was received."""
 
 
 class InProgressDocument(TypedDict):
@@ -112,16 +112,16 @@ class PreparedDocument(TypedDict):
 
 
 class HoldDocument(TypedDict):
-    """A running ``verify``, for which the sync makes a consistent point."""
+    """A running ``verify`` that has asked the sync for a consistent point at the LSN of its snapshot."""
 
     by: str
     """The process that runs ``verify``."""
     lsn: str | None
-    """The LSN of the consistent point that ``verify`` reads. Null until it has taken its snapshot of the source."""
+    """The LSN of the snapshot. Null until ``verify`` has taken the snapshot on the source."""
 
 
 class MessagesDocument(TypedDict):
-    """The feed of logical messages."""
+    """The state of the feed of logical messages. Absent if the setting ``messages`` is not set."""
 
     replay_lsn: str | None
     """The feed holds all messages at or below this LSN."""
@@ -194,7 +194,7 @@ class OutcomeDocument(TypedDict):
     succeeded_at: str | None
     """The end of the last success. For ``follow``: when the mirrors last contained the whole change log."""
     failed: FailureDocument | None
-    """The last failure after ``succeeded_at``."""
+    """The last failure after ``succeeded_at``. Null if there was none."""
     under_way: UnderWayDocument | None
 
 
@@ -223,12 +223,11 @@ class StatusDocument(TypedDict):
     hold: HoldDocument | None
     tables: list[TableDocument]
     problems: list[ProblemDocument]
-    """Errors first."""
+    """What is wrong, errors first."""
     last: dict[str, OutcomeDocument]
-    """How the last operation of each kind ended. The kinds: ``sync``, ``repair``, ``backfill``, ``maintenance``,
+    """How the last operation of each kind ended. Kinds: ``sync``, ``repair``, ``backfill``, ``maintenance``,
     ``forgetting``."""
     messages: NotRequired[MessagesDocument]
-    """Only if the setting ``messages`` asks for messages."""
 
 
 class CopiedDocument(TypedDict):
@@ -243,12 +242,12 @@ class CopiedDocument(TypedDict):
 
 
 class SetAsideDocument(TypedDict):
-    """A table that is not followed, or stays behind the other tables."""
+    """A table that is set aside, or is behind the other tables."""
 
     name: str
     """Schema and name."""
     reason: str
-    """Why the table is not followed, or is behind."""
+    """Why the table is set aside, or is behind the other tables."""
 
 
 class ChangedDocument(TypedDict):
@@ -257,7 +256,7 @@ class ChangedDocument(TypedDict):
     name: str
     """Schema and name."""
     what: str
-    """How its rows were changed."""
+    """How the other writer changed the mirror's rows."""
 
 
 class SyncDocument(TypedDict):
@@ -266,9 +265,9 @@ class SyncDocument(TypedDict):
     ok: bool
     """Whether ``set_aside``, ``changed`` and ``left`` are empty. The exit code is then 0, otherwise 3."""
     start_lsn: str
-    """``replay_lsn`` at the run's start."""
+    """The lowest ``replay_lsn`` of the mirrors at the run's start."""
     replay_lsn: str
-    """``replay_lsn`` at the run's end."""
+    """The lowest ``replay_lsn`` of the mirrors at the run's end."""
     transform_lsn: str
     """The end of the change log."""
     copied: list[CopiedDocument]
@@ -283,11 +282,11 @@ class SyncDocument(TypedDict):
     seconds: float
     """Duration of the run."""
     set_aside: list[SetAsideDocument]
-    """Tables that are not followed, because of a problem."""
+    """Tables that are set aside: their mirrors are no longer updated."""
     changed: list[ChangedDocument]
     """Tables whose mirrors another writer changed."""
     left: list[SetAsideDocument]
-    """Tables that are behind the other tables."""
+    """Tables that wait for a copy, or that no consistent point lists yet."""
 
 
 class FindingDocument(TypedDict):

@@ -30,15 +30,15 @@ class PositionsDocument(TypedDict):
     source: str
     """The source's flush LSN."""
     write_lsn: str | None
-    """Changes up to here are received."""
+    """Changes up to this LSN are received."""
     flush_lsn: str | None
-    """Changes up to here are durable in the change log."""
+    """Changes up to this LSN are durable in the change log."""
     replay_lsn: str | None
-    """All followed tables hold the changes up to here."""
+    """All followed mirrors contain the changes up to this LSN."""
     endpos: str | None
     """The LSN at which syncs end, if ``pgcdc until`` set one."""
     apply: str
-    """``running`` or ``paused``."""
+    """Whether changes are applied to mirrors: ``running`` or ``paused``."""
     at_work: str | None
     """The command that writes to the lake."""
 

@@ -31,7 +31,8 @@ class ProblemCode(StrEnum):
     RANGE_KEY_ODD = "range_key_odd"
     """A partition key that is not an LSN range was added in Dagster. Only Dagster's checks report this."""
     REGISTRY_BEHIND = "registry_behind"
-    """The catalog of query engines lacks an entry, or shows old columns. Replication continues."""
+    """The catalog of query engines (setting ``registry``) lacks a mirror, or shows old columns. Replication
+    continues."""
     # The source
     SOURCE_UNREACHABLE = "source_unreachable"
     """The source cannot be reached, or a query on it failed."""
@@ -81,7 +82,7 @@ class ProblemCode(StrEnum):
     PUBLICATION_LACKS_CHANGES = "publication_lacks_changes"
     """A table is published without inserts, updates or deletes."""
     PUBLICATION_LACKS_TRUNCATE = "publication_lacks_truncate"
-    """A table is published without truncate. TRUNCATE, VACUUM FULL and CLUSTER cause a new copy."""
+    """A table is published without truncate. After TRUNCATE, VACUUM FULL or CLUSTER, it is copied again."""
     # Tables and mirrors
     TABLE_SET_ASIDE = "table_set_aside"
     """A table cannot be mirrored exactly, so its mirror is no longer updated."""

@@ -22,7 +22,7 @@ from pgcdc_assets.store import storage
 
 
 class ExampleDocument(TypedDict):
-    """A row that differs."""
+    """A row that is not the same in source and mirror."""
 
     kind: str
     """``different``, ``missing`` (in the mirror) or ``extra`` (in the mirror)."""
@@ -38,9 +38,10 @@ class ComparedDocument(TypedDict):
     name: str
     """Schema and name."""
     verdict: str
-    """``equal``, ``unknown``, ``differs``, ``not_compared`` or ``failed``."""
+    """``equal``, ``unknown`` (unpublished updates and deletes could explain all differences), ``differs``,
+    ``not_compared`` or ``failed``."""
     lsn: str | None
-    """Both sides were compared as they were at this LSN."""
+    """Source and mirror were compared as they were at this LSN."""
     source_rows: int
     """Rows of the source."""
     mirror_rows: int
@@ -52,7 +53,7 @@ class ComparedDocument(TypedDict):
     different: int
     """Rows with the same key but other values."""
     reason: str | None
-    """Why there is no result, or why rows may differ."""
+    """Why the table was not compared, or why its rows may differ."""
     examples: list[ExampleDocument]
 
 

@@ -47,7 +47,8 @@ class AddressType(click.ParamType["tuple[str, int]"]):
 @click.option("--ready-within", type=click.FloatRange(min=1), default=60.0, show_default=True, metavar="SECONDS",
               help="/readyz fails if changes wait, and no progress was made for this many seconds.")  # fmt: skip
 def metrics(listen: tuple[str, int] | None, ready_within: float) -> int:
-    """Print metrics for Prometheus, or serve them. Also works if no sync runs, or if source or lake does not answer."""
+    """Print metrics for Prometheus, or serve them over HTTP. Also works if no sync runs, or if source or lake does not
+    answer."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     from pgcdc_assets.metrics.families import Metrics

@@ -29,7 +29,7 @@ WAL_STATUS: Final = ("reserved", "extended", "unreserved", "lost")
 KINDS: Final = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}
 FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "pgcdc_build_info": ("gauge", "Always 1. The label `version` has the version of pgcdc.", ("version",)),
-    "pgcdc_up": ("gauge", "1 if a part can be read: source, slot (it exists and is not lost), lake, log.", ("part",)),
+    "pgcdc_up": ("gauge", "1 if source, lake or log can be read, or if the slot exists and is not lost.", ("part",)),
     "pgcdc_ready": ("gauge", "1 if /readyz reports that replication makes progress or has nothing to do.", ()),
     "pgcdc_reading_age_seconds": ("gauge", "Seconds since the values of a part (source, lake) were read.", ("part",)),
     "pgcdc_problems": ("gauge", "Number of problems that `pgcdc status` reports.", ("severity",)),
@@ -86,14 +86,14 @@ FAMILIES: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
         "From the commit of a batch's first transaction on the source until a consistent point contained the batch.",
         (),
     ),
-    "pgcdc_tables": ("gauge", "Tables by state.", ("state",)),
+    "pgcdc_tables": ("gauge", "Number of tables in each state.", ("state",)),
     "pgcdc_tables_unlisted": ("gauge", "Tables without their own series, because there are more than 1,000.", ()),
     "pgcdc_apply_paused": ("gauge", "1 while apply is paused by `pgcdc pause apply`.", ()),
     "pgcdc_in_progress_transactions": ("gauge", "Transactions that are being received before their commit.", ()),
     "pgcdc_in_progress_bytes": ("gauge", "Bytes received of transactions that are not committed yet.", ()),
     "pgcdc_in_progress_oldest_seconds": (
         "gauge",
-        "Seconds since pgcdc received the first part of the oldest transaction in progress. A new run starts at 0.",
+        "Seconds since pgcdc received the first part of the oldest transaction in progress. Each run starts at 0.",
         (),
     ),
     "pgcdc_prepared_transactions": ("gauge", "Prepared transactions in the lake that are not committed yet.", ()),
