@@ -100,7 +100,7 @@ def test_a_run_configures_spark_as_dagster_pyspark_does(recorded: Sessions) -> N
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"driver.memory": "2g"}, "`driver.memory` is neither"),
+        ({"driver.memory": "2g"}, "has the key `driver.memory`, which is neither"),
         ({"spark.master": "spark://host:7077"}, "cannot be used with a lake on a local path"),
     ],
 )
