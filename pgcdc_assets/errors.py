@@ -164,8 +164,8 @@ class SourceNotReady(PgcdcError):
 
 
 class RightLacking(SourceNotReady):
-    """The role may not read one table. Run the ``GRANT`` statement of the message; the next run then copies the
-    table."""
+    """pgcdc's role has no right to read one table. Run the ``GRANT`` statement of the message; the next run then
+    copies the table."""
 
 
 class SetupRefused(SourceNotReady):
@@ -237,8 +237,8 @@ class CopyBlocked(PgcdcError):
 
 
 class CopyOutdated(PgcdcError):
-    """A table was truncated, rewritten, altered or dropped between the snapshot and its copy. Run the command again,
-    which takes a new snapshot."""
+    """A table was truncated, rewritten, altered or dropped after the snapshot, before its copy ended. Run the
+    command again, which takes a new snapshot."""
 
     retryable = True
 

@@ -161,7 +161,7 @@ class Settings(BaseSettings):
     """The logical messages to record, as patterns for their prefixes. ``*`` and ``?`` are allowed, a leading ``-``
     excludes, and a pattern in double quotes is compared verbatim. Without patterns, no messages are recorded."""
     origin: Literal["any", "none"] = "any"
-    """Which transactions are replicated. With ``any``, all transactions. With ``none``, only transactions that were
+    """Which transactions are mirrored. With ``any``, all transactions. With ``none``, only transactions that were
     written on the source itself, and not transactions that it received by replication."""
     streaming: Literal["auto", "off"] = "auto"
     """When large transactions are received. With ``auto``, before their commit, if the server can send them. With
