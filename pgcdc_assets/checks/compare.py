@@ -30,7 +30,8 @@ from pgcdc_assets.source.snapshot.reading import read_whole
 Digests = Words
 
 ROWS_A_BUCKET = 1 << 20
-"""The approximate size of a bucket. A comparison sorts one bucket of each side at a time, which takes about 100 MB."""
+"""The approximate number of rows in a bucket, which has the rows whose key digests begin with the same bits. A
+comparison sorts one bucket of each side at a time, which takes about 100 MB."""
 _MAX_BITS = 12
 
 _ROW = np.dtype([("key", "<u8"), ("row", "<u8")])
@@ -101,8 +102,8 @@ def _digest(side: Side, key: list[int], seed: Seed, store: DigestStore) -> None:
 
 
 def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Digests of the rows of a part: for each batch, one array for keys and one for whole rows. They take 16 bytes per
-    row, so they can be kept until the part ends."""
+    """Digests of the rows of a part: for each batch, one array for keys and one for whole rows. The digests of a whole
+    part fit into memory, because they take 16 bytes per row."""
     found = []
     for batch in part():
         digests = [seed.of_texts(text) for text in batch.texts]
@@ -113,7 +114,8 @@ def _digests(part: Part, key: list[int], seed: Seed) -> list[tuple[np.ndarray, n
 
 @dataclass(frozen=True)
 class _Sample:
-    """A row to show: its comparable texts by column, and the readable texts of its key by the index of the column."""
+    """A row for an example. ``texts``: the comparable text of each column. ``shown``: the readable text of each key
+    column, by the column's index."""
 
     texts: list[str | None]
     shown: dict[int, str | None]
@@ -169,7 +171,7 @@ def _readable(value: object, text: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Seed:
-    """The random secret of one comparison."""
+    """The random secret from which the digests of one comparison are computed. It must be the same for both sides."""
 
     value: int = field(default_factory=lambda: secrets.randbits(64))
 
@@ -259,7 +261,8 @@ class DigestStore:
 
 @dataclass
 class Differences:
-    """Counts of the rows that differ, and some key digests for each kind of difference."""
+    """The number of differing rows of each kind. ``keys``: for each kind, the key digests of a few of these rows, with
+    which examples can be found."""
 
     missing: int = 0
     extra: int = 0
@@ -286,8 +289,8 @@ def compare(source: DigestStore, mirror: DigestStore, examples: int) -> Differen
 
 
 def _unmatched(left: npt.NDArray[np.void], right: npt.NDArray[np.void]) -> tuple[Digests, Ints, Ints]:
-    """The keys of rows without an equal row on the other side. For each key, also the number of these rows on each
-    side."""
+    """The key digests of rows without an equal row on the other side, and for each key digest the number of these rows
+    on the left and on the right."""
     keys = np.concatenate((left["key"], right["key"]))
     rows = np.concatenate((left["row"], right["row"]))
     sign = np.repeat(np.array([1, -1], np.int64), (len(left), len(right)))

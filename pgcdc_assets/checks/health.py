@@ -124,13 +124,14 @@ class MessageFacts:
 
 @dataclass(frozen=True)
 class UntakenFacts:
-    """Rows in the log that were not applied to any mirror."""
+    """Rows of one relation (a table or a leaf partition) in the log that were not applied to any mirror."""
 
     rows: UntakenRows
     table: TableName | None = None
-    """The followed table that the relation now belongs to."""
+    """The followed table to which the relation belongs now. None if it belongs to no followed table."""
     copied: Lsn | None = None
-    """The consistent point of the mirror's snapshot copy. A copy made after these rows contains their effect."""
+    """The consistent point of the snapshot copy from which the mirror of ``table`` began. A copy made after these rows
+    contains their effect."""
 
     @property
     def held(self) -> bool:

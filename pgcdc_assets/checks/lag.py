@@ -24,16 +24,18 @@ FILE_BYTES: Final = 256 << 10
 
 @dataclass(frozen=True)
 class Pending:
-    """The oldest transaction that a mirror lacks."""
+    """The oldest transaction that a mirror lacks, as a search in the log found it. The search reads at most about
+    READ_BYTES."""
 
     start: Lsn
-    """The start of the transaction's batch. The mirror has all changes below this LSN."""
+    """The start of the batch that has the transaction. If the search stopped before it reached the transaction: the end
+    of the first batch in the first file that may contain the transaction."""
     committed: datetime
-    """When the transaction committed, by the source's clock. If the log above the mirror's position is too long to be
-    searched: when the transaction's file was written."""
+    """The first commit time in this batch, by the source's clock. If the search stopped before it reached the
+    transaction: when the file was written."""
 
     def age(self, now: datetime) -> float:
-        """Seconds since the commit."""
+        """Seconds since :attr:`committed`."""
         return max(0.0, (now - self.committed).total_seconds())
 
 
@@ -65,7 +67,8 @@ def _lag(facts: Facts, table: TableFacts, lacks: Pending | None, received: datet
     if lacks is not None:
         return Lag(behind, lacks.age(facts.now))
     if facts.at_work is not None or facts.log.transform_lsn >= facts.source.flush_lsn:
-        # A process receives changes: changes that it has not received yet are at most some seconds old.
+        # Either a process is receiving, so that changes that it lacks are at most some seconds old, or the log already
+        # contains everything.
         return Lag(behind, 0.0)
     stopped = facts.slot.inactive_since if facts.slot is not None else None
     since = stopped or received
@@ -113,8 +116,8 @@ def _oldest(log: ChangeLog, owners: Mapping[int, tuple[TableName, Lsn]]) -> dict
 def _unread(
     segments: Sequence[Segment], owners: Mapping[int, tuple[TableName, Lsn]]
 ) -> dict[TableName, Pending]:  # fmt: skip
-    """For the tables that the search did not reach: the first file that may contain rows of the table, according to the
-    file's recorded bounds. Reads no file."""
+    """For tables that were not found before the search stopped: an estimate from the first file above the mirror's
+    position that may contain rows of the table, according to the file's recorded bounds. Reads no file."""
     found: dict[TableName, Pending] = {}
     for segment in sorted(segments, key=lambda segment: segment.batch_end):
         for oid, (name, position) in owners.items():

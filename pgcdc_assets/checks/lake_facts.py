@@ -1,4 +1,4 @@
-"""Reads the facts about the lake: its log, the state and effective ``replay_lsn`` of each table, the feed of messages.
+"""Reads the facts about the lake: its log, the state and ``replay_lsn`` of each table, the feed of messages.
 The newest consistent point gives the position of all streaming tables in one small read. In addition, each mirror is
 checked for new commits of other writers."""
 
@@ -162,11 +162,12 @@ def read_left(layout: Layout, catalog: Catalog) -> dict[TableName, LeftFacts]:
 
 
 def _goes_on_as(row: StateRow, tables: Sequence[Table], rows: Mapping[TableName, StateRow]) -> TableName | None:
-    """The new name of a renamed table, if a run has seen it and no mirror has this name yet. Otherwise None."""
+    """The new name of a table that the saved catalog shows under another name than its mirror has, if this mirror can
+    still get the new name. Otherwise None."""
     oid = row.table.oid if row.table is not None and row.state.readable else None
     name = next((table.name for table in tables if table.oid == oid), None)
     there = rows.get(name) if name is not None else None
-    # If the new name already has a mirror or a pending copy, this mirror does not get that name.
+    # The mirror cannot get the new name if a mirror with this name exists, or if a copy under this name is pending.
     return name if there is None or there.state is TableState.MOVED else None
 
 

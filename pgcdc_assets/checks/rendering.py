@@ -58,8 +58,9 @@ class Rendering:
 
 @dataclass(frozen=True)
 class _Form:
-    """How values of a pair of types are rendered as text. ``value`` and ``fits`` build SQL from the SQL expression of a
-    value. If ``fits`` is None, every value fits the mirror's type."""
+    """How values of one PostgreSQL type and one mirror type are rendered as the same text. ``value`` and ``fits`` take
+    an SQL expression for a PostgreSQL value, and return SQL for its text and for whether it fits the mirror's type. If
+    ``fits`` is None, every value fits."""
 
     value: Callable[[str], str]
     text: Callable[[pa.Array], pa.Array]
@@ -99,7 +100,8 @@ def with_raw(text: pa.Array, values: pa.Array, raw: pa.Array | None, name: str) 
 
 
 def _form_of(declared: PgType, kind: pa.DataType) -> _Form | None:
-    """The form for a pair of types; None if the mirror's type cannot represent the source's type."""
+    """The form for a type in PostgreSQL and a type in the mirror; None if such a mirror column cannot represent the
+    source's type."""
     base = declared.base or declared
     oid = base.oid
     if _is_list(kind) and base.element is not None:

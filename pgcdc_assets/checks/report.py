@@ -165,7 +165,8 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class Proof:
-    """The last comparison of a table. A table that could not be compared keeps its earlier proof."""
+    """The recorded result of a table's last comparison. A ``verify`` that cannot compare the table does not replace
+    it."""
 
     lsn: Lsn
     equal: bool

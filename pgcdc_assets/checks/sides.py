@@ -48,8 +48,8 @@ _UNPACKED = 8
 
 
 _PIECE_BYTES = 64 << 20
-"""Size of a piece on the source's disk. If another session waits for a lock on the table, reading is interrupted, and
-the piece is read again later."""
+"""Size on the source's disk of a piece, the part of a table that is read at a time. If another session waits for a lock
+on the table, reading is interrupted, and the piece is read again later."""
 _MOST_ENTRIES: Final = 1664
 """The most columns that one SELECT can return (MaxTupleAttributeNumber). A table may have 1,600 columns."""
 

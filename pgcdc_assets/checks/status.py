@@ -219,9 +219,10 @@ def reachable(settings: Settings) -> str:
 
 
 def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
-    """Adds the facts about the source. Reads the slot's position first, then the log's, then the WAL's. Positions only
-    move up. So if the slot's position is above the log's position, changes are really lost, and the log did not just
-    lag behind the reading. The same holds for the log and the WAL."""
+    """Adds the facts about the source. Reads the slot's position first, then the log's position, then the end of the
+    source's WAL. Positions only move up, so an LSN that is read later cannot be too low. So if the slot's position is
+    above the log's position, changes are really lost, and if the log is above the WAL, it is really ahead of the
+    source."""
     application = f"{APPLICATION}/status"
     with connect(conninfo, application_name=application, **LIMITS) as conn:
         slot = slot_status(conn, settings.slot)

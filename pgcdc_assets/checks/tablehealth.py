@@ -160,7 +160,7 @@ def _missing(
             continue
         carriers = [publication for publication in present if publication.tables & _carried(table)]
         if not carriers:
-            continue  # A partitioned table without a partition.
+            continue  # A partitioned table without partitions has no leaf that could be published.
         yield from _operations(f"table {table.name}", carriers, updates=table.updates_seen)
 
 
@@ -241,7 +241,8 @@ def _identities(facts: Facts) -> Iterator[Problem]:
                 "run `pgcdc setup`, then `pgcdc sync`, which copies the table again",
             )  # fmt: skip
         elif table.name in leafless:
-            # A table without partitions has no updates. Its first partition will decide whether they are published.
+            # A partitioned table without partitions has no rows. Its first partition will decide whether updates are
+            # published.
             continue
         elif not table.updates_seen and table.name in left_out:
             yield warning(

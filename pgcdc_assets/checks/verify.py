@@ -107,7 +107,8 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Table:
-    """A table as a snapshot shows it. ``copied``: the table as it was when its mirror was copied."""
+    """A table as a snapshot shows it. ``copied``: the table as the lake recorded it for the mirror. ``via_root``:
+    whether its partitions' rows are published under the name of the root."""
 
     table: Table
     copied: Table | None
@@ -129,8 +130,8 @@ class _Comparing:
     """The mirrors that this verify has opened, for :meth:`_read_early`."""
 
     def under_a_snapshot(self, chosen: Sequence[TableName]) -> tuple[dict[TableName, TableReport], list[TableName]]:
-        """Compare the tables under one snapshot. Returns their reports, and the tables that another snapshot may help
-        to compare."""
+        """Compare the tables under one snapshot. Returns their reports, and the tables that could not be compared but
+        may be comparable under a new snapshot."""
         reports: dict[TableName, TableReport] = {}
         again: list[TableName] = []
         with ExitStack() as stack:

@@ -176,7 +176,7 @@ class ConsoleProgress:
         self._live = None
 
     def note(self, text: str, **fields: Any) -> None:
-        """Write a line that stays. ``fields`` are written only in JSON."""
+        """Write a line that later progress does not overwrite. ``fields`` are written only in JSON."""
         if logs.as_json():
             _log.info(text, extra=fields)
             return

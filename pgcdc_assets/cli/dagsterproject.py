@@ -22,7 +22,8 @@ def of_component(context: click.Context, option: click.Parameter, name: str | No
     Such variables of the shell are ignored. ``name``: the component's folder below ``defs``. Raises SettingsError if
     the working directory is not in a Dagster project, or if the component cannot be loaded."""
     if name is not None:
-        # Loaded before any variable is changed, because `{{ env.PGCDC_SOURCE }}` may be the component's source.
+        # Load the component before any variable is changed, because its file may refer to one of these variables, for
+        # example by `source: "{{ env.PGCDC_SOURCE }}"`.
         given = _settings(name)
         for field in Settings.model_fields:
             os.environ.pop(PREFIX + field.upper(), None)
@@ -61,7 +62,8 @@ def _settings(name: str) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> str:
-    """The first error of the chain in one line. Values are left out, because one may be a password."""
+    """The error at which the chain of causes begins, in one line. For a wrong attribute, its value is left out,
+    because it may be a password."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, ValidationError):

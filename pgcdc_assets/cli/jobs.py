@@ -150,8 +150,9 @@ def _run(
     of = Replication(settings, pooled=False)
     engines = Engines(pyspark=lake_spark(settings)(), source=Source())
     with instance() as runs, noise_in_file(settings.run_log):
-        # The run also calls reserve(). But if the instance belongs to another project, a failed run would be recorded
-        # there, and that project's sensor would see it.
+        # The run itself also calls reserve(). It is called before the run as well, because a run that fails in
+        # reserve() would be recorded in the instance, where the sensor of the project that has the source's name would
+        # see it.
         reserve(of, runs)
         try:
             job(of).execute_in_process(

@@ -231,7 +231,8 @@ def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) 
         settings.catalog_file.unlink(missing_ok=True)
         origin_file(settings).unlink(missing_ok=True)
         if made := [thing for thing, ours in left.items() if ours]:
-            # Record what stays in the project's note, so that a later teardown, perhaps as another role, can remove it.
+            # Keep the file that lists what setup created (the project's note), with the things that stay. A later
+            # teardown, perhaps as another role, can then remove them.
             change_note(settings.state, lake=None, log=None, made=tuple(made))
         else:
             note_file(settings.state).unlink(missing_ok=True)

@@ -1,6 +1,7 @@
-"""``pgcdc up``: runs Dagster's UI and daemon, with the sensor that starts syncs. At the end, it ends them and all their
-children. When the saved catalog shows that tables were added, removed or altered, it makes Dagster load the project's
-definitions again, because the definitions are created from this catalog."""
+"""``pgcdc up``: runs Dagster's UI and daemon, with the sensor that starts syncs. When the command is stopped, it ends
+these processes and all processes that they started. When the saved catalog shows that tables were added, removed or
+altered, it makes Dagster load the project's definitions again, because the definitions are created from this
+catalog."""
 
 from __future__ import annotations
 

@@ -276,8 +276,9 @@ def consistent_points(of: Replication, tables: Sequence[Table]) -> dg.AssetSpec:
 
 
 def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Selection, found: metadata.Metadata) -> None:
-    """Record the bounds of each partition. The report has counts only for all partitions together. They are recorded
-    only with the last partition, so that plots and sums count nothing twice."""
+    """Record metadata for each selected partition. Every partition gets its own LSN bounds. ``found`` has the counts of
+    all selected partitions together, so only the last partition gets ``found``. Plots and sums then count nothing
+    twice."""
     last = selection.ranges[-1]
     for span in selection.ranges:
         own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)

@@ -99,11 +99,12 @@ class PgcdcComponent(dg.Component, dg.Model, dg.Resolvable):
         return self.translation(spec, data) if self.translation else spec
 
     def lake_of(self, root: Path) -> Path | str:
-        """The lake's whole path, in the project with this root folder, or its URL."""
+        """The lake's URL or whole path. A relative path in the component's file is below ``root``, the project's
+        folder."""
         return self.lake if "://" in self.lake else root / self.lake
 
     def state_of(self, root: Path) -> Path:
-        """The whole path of the folder for state that is saved on this machine."""
+        """The whole path of the folder for state that is saved on this machine. ``root``: see :meth:`lake_of`."""
         return root / (self.state or f".pgcdc/{self.name}")
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:

@@ -12,8 +12,9 @@ from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.lsn import ZERO, Lsn
 
 FOREIGN_WAL_BYTES = 16 << 20
-"""One WAL segment. If the source has written this much WAL since the lake's position, a run is requested even if none
-of the WAL is known to be a published change. The run moves the slot forward, so that the source can remove WAL."""
+"""One WAL segment. If the source has this much WAL above the lake's position, a run is requested even if it is not
+known whether this WAL contains a published change. The run moves the slot forward, so that the source can remove
+WAL."""
 
 _FIRST_PAUSE_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 600.0
@@ -41,8 +42,8 @@ class SourceState:
     published: bool | None = None
     """Whether the WAL above the lake's position contains a published change. None if this is not known."""
     tables: str = ""
-    """A digest of the tables that the settings select. It is read only if the source has written WAL without a
-    published change, because this WAL may be a CREATE TABLE. Otherwise it is empty."""
+    """A digest of the tables that the settings select. It is read only if the source has written WAL in which no
+    published change was found, because this WAL may come from a CREATE TABLE. Otherwise it is empty."""
     tables_changed: bool = False
     """Whether the digest differs from the digest that an earlier tick stored."""
 

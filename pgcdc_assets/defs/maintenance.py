@@ -99,8 +99,8 @@ def forget_runs(
     """Delete runs that worked only on this source and ended before ``oldest``, with their events and logs. Returns the
     number of deleted runs.
 
-    Never deletes a run in progress, a run that closed a range whose key still exists, or a run that recorded an asset's
-    newest materialisation. Once ``runs_out`` returns True, the remaining runs are left to the next maintenance.
+    Never deletes a run in progress, a run that recorded a range whose key still exists, or a run that recorded an
+    asset's newest materialisation. Once ``runs_out`` returns True, the remaining runs are left to the next maintenance.
     """
     names = of.names
     needed = {*_closing(instance, of, oldest), *_newest(instance, assets)}

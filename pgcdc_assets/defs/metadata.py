@@ -45,7 +45,7 @@ def numbers(values: Mapping[str, float | int | None], prefix: str = "") -> Metad
 
 
 def of_range(report: RangeReport) -> Metadata:
-    """The metadata that each asset gets for a closed range."""
+    """The metadata that each asset gets for a range that has ended."""
     span = report.span
     positions = lsns(
         start_lsn=span.start, end_lsn=span.end, transform_lsn=report.transform_lsn, replay_lsn=report.replay_lsn

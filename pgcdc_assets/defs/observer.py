@@ -116,7 +116,7 @@ class DagsterObserver:
         changes would never be shown as materialised.
 
         The copy contains the changes of every range up to the copy's LSN, so the materialisation is for the newest of
-        these ranges. It has no partition if no range is closed yet.
+        these ranges. It has no partition if there is no such range.
         """
         held = [span for span in self._ranges.known() if span.end <= report.consistent_point]
         newest = held[-1] if held else None
@@ -141,11 +141,12 @@ class DagsterObserver:
         self._unchecked |= {self._of.key("mirror", table) for table in tables} - self._checked
 
     def _tell_health(self, *, all_tables: bool = False) -> None:
-        """Record check results once per run, and again when they change. If a check passes and also passed the last
-        time, it is recorded only if this run has materialised its mirror.
+        """Record check results. The first call in a run, and each call after which the problems have changed, records
+        the checks that fail, and the checks that pass now but did not pass the last time (``all_tables``: all checks).
 
-        The reason for the second rule: if an asset was materialised after its check, Dagster shows the check as not
-        evaluated. Dagster makes an exception if check and materialisation belong to the same run.
+        In addition, the run records the check of each mirror that it has materialised, once. Otherwise Dagster would
+        show the check as not evaluated, because the materialisation is newer than the last result of the check. If the
+        result comes from the same run as the materialisation, Dagster shows the result.
         """
         from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, news
 

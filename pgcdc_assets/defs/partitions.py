@@ -20,11 +20,11 @@ DELETE: Final = 'delete this partition in the UI, with "Delete partitions" of th
 
 
 class RangeRegister:
-    """The keys of the partition set ``<source>_lsn_ranges``, in LSN order and without gaps. Only the holder of the
-    lake's lock writes these keys.
+    """The keys of the partition set ``<source>_lsn_ranges``. pgcdc keeps them in LSN order and without gaps. Of pgcdc's
+    processes, only the holder of the lake's lock writes these keys.
 
-    Users can add and delete keys in the UI. A key that is not a range, or that overlaps an earlier key, is ignored and
-    reported.
+    Users can add and delete keys in the UI. A key that is not a range, or whose range overlaps the range of a key that
+    was added earlier, is ignored and reported.
     """
 
     def __init__(self, instance: dg.DagsterInstance, names: Names) -> None:
@@ -36,13 +36,14 @@ class RangeRegister:
         return sorted(self._read()[0])
 
     def odd(self) -> list[str]:
-        """The keys that are ignored, because they are not ranges or overlap an earlier key."""
+        """The keys that are ignored, because they are not ranges or overlap a key that was added earlier."""
         return self._read()[1]
 
     def add(self, span: LsnRange) -> LsnRange:
-        """Register a closed range. Returns the registered range whose key represents it.
+        """Register a range that has ended, so that it gets no more changes. Returns the registered range that contains
+        its end, and whose key therefore represents it.
 
-        If the last key ends below the start of ``span``, because ranges were closed with another Dagster instance, the
+        If the last key ends below the start of ``span``, because runs of another Dagster instance recorded ranges, the
         hole is also registered as a range, without a materialisation. If the last key ends above the start of ``span``,
         only the part of ``span`` above the last key is registered.
         """

@@ -107,8 +107,9 @@ class Replication:
         return replace(self, outside=tuple(found[0][: -len(own)]), shown=shown) if len(found) == 1 else self
 
     def placed(self, key: dg.AssetKey) -> dg.AssetKey:
-        """The key under which events of one of pgcdc's assets are recorded. Dagster puts the prefix before the key of
-        every asset with an op, but not before the key of every asset without an op."""
+        """The key under which events of one of pgcdc's assets are recorded: with the prefix ``outside`` if the code
+        location has the asset under that key. Dagster puts the prefix before the keys of all assets with an op, but
+        leaves out some assets without an op."""
         outer = key.with_prefix(self.outside)
         return outer if outer in self.shown or key not in self.shown else key
 

@@ -87,8 +87,8 @@ def _died(record: dg.RunRecord, names: Names, now: float, silence: float) -> boo
         return record.dagster_run.job_name in names.jobs and now - started > _START_GRACE_SECONDS
     lives = ProcessName.parse(mark).lives()
     if lives is None:  # The process is on another host or in another container.
-        # Only runs of pgcdc's jobs: a run of assets may have other steps on that host, which do not hold the lake's
-        # lock.
+        # Only runs of pgcdc's own jobs are treated as dead. A run of assets may still work on steps of other assets on
+        # that host, and such steps do not hold the lake's lock.
         return record.dagster_run.job_name in names.jobs and min(silence, now - started) > _ELSEWHERE_SECONDS
     return not lives
 
@@ -116,7 +116,8 @@ def _watch_queue(context: dg.OpExecutionContext, names: Names, stop: threading.E
 
 
 def waiting_for_pool(instance: dg.DagsterInstance, names: Names) -> set[str]:
-    """Ids of runs that have started, whose process is alive, and that wait for the slot of the source's pool."""
+    """Ids of runs that have started and wait for the one slot of the source's pool. Runs that Dagster shows as finished
+    are left out."""
     storage = instance.event_log_storage
     if not storage.supports_global_concurrency_limits:
         return set()

@@ -135,7 +135,8 @@ def _decided(
 
 
 def _source_state(conn: "SourceConnection", catalog: Catalog, settings: Settings, cursor: Cursor) -> SourceState:
-    """The current positions of source and lake. Raises SlotMissing, or an error of the connection to the source."""
+    """What this tick reads of source and lake to decide whether a run is needed. Raises SlotMissing, or an error of the
+    connection to the source."""
     from pgcdc_assets.flow.requests import operator_requests
     from pgcdc_assets.log.reader import ChangeLog
 
@@ -226,8 +227,8 @@ def run_config(of: Replication) -> dict[str, Any]:
 
 
 def _told(of: Replication, cursor: Cursor, instance: dg.DagsterInstance) -> tuple[list[Any], Cursor]:
-    """The events to record in this tick, and the new cursor. Every _TELL_SECONDS, there is an observation of the slot.
-    If the results of the asset checks have changed, they are added."""
+    """The events to record in this tick, and the new cursor. Every _TELL_SECONDS, the events are an observation of the
+    slot and, if the results of the asset checks have changed, these results. In other ticks, there are no events."""
     now = time.time()
     if now - cursor.told < _TELL_SECONDS:
         return [], cursor

@@ -61,7 +61,7 @@ class Route:
 
 @dataclass(frozen=True)
 class RowChanges:
-    """Changes of one operation."""
+    """Changes of one group that have the same operation ``op`` in the feed."""
 
     op: str
     rows: Ints
@@ -195,8 +195,8 @@ def _change(op: str, image: Images, route: Route) -> RowChanges:
 
 
 def _filled(post: RowChanges, pre: RowChanges, at: Ints) -> RowChanges:
-    """Fills in the values of new tuples that were not sent, if the old tuples have them. ``at``: the places of the old
-    tuples' rows among the new tuples."""
+    """Takes values that were not sent in the new tuples (``post``) from the old tuples (``pre``), if these have them.
+    ``at``: for each old tuple, the index of the new tuple of the same update."""
     text, unchanged = dict(post.text), dict(post.unchanged)
     for attnum, mask in post.unchanged.items():
         if attnum not in pre.text:

@@ -166,8 +166,9 @@ class _Reading:
     def of(
         cls, span: LogSpan, table: Table, placed: _Placed, *, past: bool, at_least: Table | None = None
     ) -> _Reading:  # fmt: skip
-        """How the rows of the span are read. ``placed`` may contain shapes that no row of the span has. Such shapes
-        must not add columns to the table."""
+        """Decides how the rows of the span become rows of the table. A shape of ``placed`` may add columns to the table
+        only if the span has rows of this shape. ``past``: see :func:`table_of_rows`. ``at_least``: the resulting table
+        also has the columns of this table."""
         shapes = placed.taken
         after = _after(span, table, shapes)
         read = partial(table_of_rows, table, past=past)
@@ -188,8 +189,9 @@ class _Reading:
 
 
 def _after(span: LogSpan, table: Table, shapes: Sequence[Shape]) -> dict[int, Lsn]:
-    """Returns, by schema_id, an LSN below which no row of the span has this shape. The LSN is the table's
-    ``columns_since`` if it is inside the span and no row below it has the shape. Otherwise it is the span's start."""
+    """Returns, for each shape by its schema_id, the LSN at or above which all rows of this shape in the span commit
+    (see :func:`table_of_rows`). This is the table's ``columns_since`` if it is inside the span and no row below it has
+    the shape. Otherwise it is the span's start."""
     start, end = span.lsns.start, span.lsns.end
     found = dict.fromkeys((shape.schema_id for shape in shapes), start)
     since = table.columns_since

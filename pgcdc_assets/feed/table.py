@@ -93,7 +93,7 @@ class DeltaFeed:
         return len(old)
 
     def _fits(self, delta: DeltaVersion) -> bool:
-        """Whether the rows of this version can be used."""
+        """Whether the rows of this version can be used. The feed of a table refuses rows of another structure."""
         return True
 
     def _replaced(self, span: LsnRange) -> tuple[LsnRange, list[Added]]:

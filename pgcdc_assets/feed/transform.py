@@ -195,8 +195,9 @@ class _Size:
 
 
 def _sizes(span: LogSpan, segments: Sequence[Segment]) -> list[_Size]:
-    """Reads the sizes of all row groups from the files' footers. If the batches together are so small that one bucket
-    is enough, as usual, reads nothing and returns an empty list."""
+    """Reads the sizes of all row groups from the files' footers. Usually all batches together have at most
+    BUCKET_BYTES. Then no table exceeds the size of a bucket, so this function reads nothing and returns an empty
+    list."""
     if sum(batch.bytes for batch in span.batches) <= BUCKET_BYTES:
         return []
     found = []

@@ -70,7 +70,8 @@ class _Arrival:
     def _unlisted(self, point: Point) -> set[int]:
         """The OIDs of the relations of known tables that the point does not list. Changes of these relations need not
         be in the point. An unknown relation is not included, because it may be a new partition of a listed table. A
-        renamed table also has a state under its former name, so the OIDs of listed tables are taken out."""
+        renamed table may also have a recorded state under its former name, which the point does not list. So the OIDs
+        of listed tables are removed from the result."""
         tables = [
             (name in point.tables, row.table) for name, row in self._states.all().items() if row.table is not None
         ]

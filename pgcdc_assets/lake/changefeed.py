@@ -43,7 +43,7 @@ class ChangeFeed:
         positions = {} if delta is None else delta.positions
         start, end = (Lsn(positions.get(f"{owner}/{part}/{name.folder}", 0)) for part in ("changes_since", "changes"))
         if delta is not None and not end:
-            # The feed is being derived again for another structure of the table.
+            # The feed was emptied, because its rows will be derived again for another structure of the table.
             return cls(name, LsnRange(upto, upto), folder, None)
         if end < copied:
             # Nothing was added to the feed since the copy, because the table has not changed since.

@@ -172,7 +172,7 @@ def _named(columns: Sequence[str]) -> list[FeedColumn]:
 
 
 def _paired(rows: Sequence[pa.Table], key: Sequence[str], table: Table) -> pa.Table:
-    """One row per key, without the keys whose rows have equal values."""
+    """The result for a table with a key: one row for each key whose rows differ, or that only one side has."""
     at = _by_key(rows, key, table)
     both = np.flatnonzero((at[0] >= 0) & (at[1] >= 0))
     differs = np.ones(len(at[0]), dtype=bool)

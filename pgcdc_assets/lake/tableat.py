@@ -96,7 +96,8 @@ VERSIONS = (
 
 @dataclass(frozen=True)
 class RowHistory:
-    """``complete_from``: every change at or above this LSN is listed. Changes below it are no longer in the feed."""
+    """The changes of one row, up to a point. ``complete_from``: every change at or above this LSN is listed. Changes
+    below it are no longer in the feed."""
 
     complete_from: Lsn
     versions: pa.Table
@@ -172,8 +173,9 @@ def row_history(feed: ChangeFeed, table: Table, key: Mapping[str, Any]) -> pa.Ta
 
 
 def _sources(ops: Sequence[str], unchanged: Sequence[list[int] | None]) -> list[dict[int, int | None]]:
-    """For each change of a row: by the attnum of each column that was not sent, the index of the earlier change that
-    has the column's value. None instead of the index if no change in the feed has the value."""
+    """For each change of a row, a mapping of the columns whose values were not sent with the change. It maps the
+    column's attnum to the index of the earlier change that has the value, or to None if no change in the feed has
+    it."""
     found: list[dict[int, int | None]] = []
     for place, attnums in enumerate(unchanged):
         follows = place > 0 and ops[place - 1] in (INSERT, POSTIMAGE)

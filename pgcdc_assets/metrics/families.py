@@ -252,7 +252,8 @@ def _status(page: _Page, lake: LakeReading, at: datetime) -> None:
     page.add("pgcdc_prepared_oldest_seconds", max(0.0, (at - since).total_seconds()))
     for kind in OperationKind:
         outcome = found.last.get(kind, Outcome())
-        # The recorded outcome of a sync in follow mode can be a minute old. Its counts have the newest success.
+        # A sync in follow mode records its outcome only about once a minute. The file with the run's counts has the
+        # time of the newest success.
         following = lake.counts.succeeded if lake.counts is not None and kind is OperationKind.SYNC else None
         succeeded = max((one for one in (outcome.succeeded, following) if one is not None), default=None)
         page.add("pgcdc_last_success_timestamp_seconds", succeeded, kind)
@@ -273,7 +274,7 @@ def _counts(page: _Page, lake: LakeReading) -> None:
     page.histogram("pgcdc_commit_to_durable_seconds", counts.durable)
     page.histogram("pgcdc_commit_to_readable_seconds", counts.readable)
     if lake.status.at_work is not None:
-        # Without a running sync, the value is the one that the last run left in the file.
+        # Report the value only while a sync runs. Otherwise, it is an old value that the last run left in the file.
         page.add("pgcdc_receiver_resident_bytes", counts.receiver_bytes)
 
 

@@ -49,8 +49,8 @@ class _Moving:
     at: float | None = None
 
     def see(self, value: object, now: float, at: float | None = None) -> None:
-        """Receives the current value. ``at``: if this is the first value that is seen, the time since which it has been
-        the same, if known."""
+        """Remember the value, and the time ``now`` if it differs from the value of the last call. ``at``: used at the
+        first call instead of ``now``: when the value was reached, if known."""
         if value != self.value:
             self.at = now if self.value is not None else at
             self.value = value
@@ -68,7 +68,8 @@ class Movement:
         self._samples: deque[tuple[float, Lsn]] = deque()
         """The source's positions that are not received yet, with the times at which scrapes saw them."""
         self._level = False
-        """Whether the lake has already reached a position of the source that a scrape saw."""
+        """Whether the received LSN has ever reached a position of the source that a scrape had seen. Then ``_samples``
+        shows since when later WAL waits."""
         self._receive, self._publish = _Moving(), _Moving()
 
     def see(self, source: SourceReading | None, lake: LakeReading | None, now: datetime) -> Lags:
@@ -118,9 +119,9 @@ class Movement:
     def _waited(
         self, source: SourceReading, lake: LakeReading | None, received: Lsn, clock: float, now: datetime
     ) -> float:
-        """For how long WAL has waited to be received: since the first scrape that saw it on the source. If these
-        scrapes began only after the receiver had stopped, and no receiver is connected: since the last sign of a
-        run."""
+        """Seconds for which WAL has waited to be received, counted from the first scrape that saw this WAL on the
+        source. If the receiver is not connected, and had stopped before the first scrape, the seconds are counted from
+        the run's last write to the lake (:attr:`LakeReading.alive`)."""
         samples = self._samples
         samples.append((clock, source.flush_lsn))
         while samples and samples[0][1] <= received:
