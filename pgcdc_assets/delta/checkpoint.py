@@ -97,9 +97,9 @@ def write_checkpoint(folder: Location, version: int) -> Made:
 
 
 def _clean_up(log: Location, retention: timedelta) -> None:
-    """Delete the log's files older than ``retention`` that belong to versions below a checkpoint: the newest one that
-    is itself older than ``retention``. Every version at or above it stays readable. Also deletes staged commits of
-    killed writers."""
+    """Find the newest checkpoint that is older than ``retention``, and delete the log's older files that belong to
+    versions below it. Every version at or above this checkpoint stays readable. Also deletes staged commits of killed
+    writers."""
     now = time.time()
     entries = storage.list_after(log)
     before = now - retention.total_seconds()
@@ -146,7 +146,7 @@ def _kept(retention: timedelta) -> dict[str, timedelta]:
 
 
 def log_retention(configuration: Mapping[str, str]) -> timedelta:
-    """How long the table keeps commits and checkpoints that a newer checkpoint has made unneeded."""
+    """How long the table keeps commits and checkpoints after a newer checkpoint has made them unneeded."""
     told = _span(configuration.get(LOG))
     return _LOG_BY_DEFAULT if told is None else told
 

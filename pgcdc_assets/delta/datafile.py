@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 OWN_PREFIX: Final = "_pgcdc_"
 INDEXED_COLUMNS: Final = 32
-"""How many columns of a table have statistics; the ``_pgcdc_`` columns have them too. This is Delta's default, and
+"""How many columns of a table have statistics, in addition to the ``_pgcdc_`` columns. This is Delta's default, and
 keeps the log of wide tables small."""
 LONGEST_BOUND: Final = 64
 """The longest string in statistics, in characters. If a bound (the least or greatest value of a file) is longer, the
 column has no bounds in this file, because with a shortened bound some readers would skip rows."""
 HIGHEST_CHARACTER: Final = "\U0010ffff"
 """The character with which Delta ends a shortened bound. If a bound contains it, the column has no bounds in this file,
-because delta-rs and Polars find no row if a complete bound begins with this character."""
+because delta-rs and Polars find no rows if a bound that is not shortened begins with this character."""
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
     # zstd needs less than half of snappy's space, and no more CPU (measured on mixed rows).
     "compression": "zstd",
@@ -132,9 +132,9 @@ def _repeating(table: pa.Table) -> list[str]:
 
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> str:
     """Make Delta's statistics (JSON) of a file from its Parquet footer. A column has bounds only if readers can rely on
-    them. Floats have no bounds, because NaN lies outside of any bounds. They have none in the footer either, because
-    Spark uses those too. Decimals are JSON strings, because a JSON number would lose digits. Strings are never
-    shortened."""
+    them. Floats have no bounds, because NaN lies outside of any bounds. The footer has no bounds for them either,
+    because Spark uses the footer's bounds too. Decimals are JSON strings, because a JSON number would lose digits.
+    Strings are never shortened."""
     bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
     nulls: dict[str, int] = {}
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
@@ -155,8 +155,8 @@ def _indexed(footer: pq.FileMetaData, schema: pa.Schema) -> list[tuple[int, str]
     values = [name for name in plain if not name.startswith(OWN_PREFIX)][:INDEXED_COLUMNS]
     wanted = {*values, *(name for name in plain if name.startswith(OWN_PREFIX))}
     leaves = ((index, footer.schema.column(index)) for index in range(footer.num_columns))
-    # The path of a leaf in a nested column is longer than the leaf's name. A dot in the path would not show this,
-    # because a column's name may have dots.
+    # A Parquet column inside a nested column has a path that is longer than its name. A dot in the path does not show
+    # this, because the name of a column may have dots.
     return [(index, leaf.name) for index, leaf in leaves if leaf.path == leaf.name and leaf.name in wanted]
 
 

@@ -39,7 +39,7 @@ _NEEDS: Final[Mapping[str, Callable[[str, Mapping[str, str]], bool]]] = {
 """For each table feature, a function of a table's schema (JSON) and properties that returns whether the table needs the
 feature. Only needed features are enabled, because each feature excludes some readers."""
 _OF_WRITERS: Final = frozenset({"changeDataFeed"})
-"""The features of these that only writers must support."""
+"""Those of the features in ``_NEEDS`` that only writers must support."""
 _LEGACY: Final = ("appendOnly", "invariants")
 """The features that writer version 2 includes without naming them. When a table changes to a protocol that names its
 features, it must name these too."""

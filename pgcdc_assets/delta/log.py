@@ -186,8 +186,8 @@ class DeltaLog:
             try:
                 self._seek(version)
             except LakeError:
-                # Try once more. At the same time, maintenance may delete old versions, and so a file that was listed
-                # here before it was read.
+                # Try once more. Maintenance in another process may have deleted a file of the log after it was listed
+                # here, and before it was read.
                 self._seek(version)
             told = self._told()
         if told is None:

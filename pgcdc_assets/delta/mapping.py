@@ -57,9 +57,10 @@ class Columns:
         return Columns([*self.fields, *more], properties)
 
     def followed_by(self, schema: pa.Schema, held: Mapping[str, str], *, mapped: bool) -> Columns:
-        """The columns of ``schema``, such that the present data files can stay. ``held`` has the columns of ``schema``
-        that exist already: their new names, with their present names. The type of such a column may only become wider.
-        All other columns are new, and NULL in the files. ``mapped``: turn column mapping on, if it is not on."""
+        """The columns of ``schema``, such that the present data files can stay. ``held`` has an item for each column of
+        ``schema`` that exists already: its name in ``schema`` and its present name. The type of such a column may only
+        become wider. All other columns are new, and NULL in the files. ``mapped``: turn column mapping on, if it is not
+        on."""
         here = self._mapped() if mapped else self
         told = {field["name"]: field for field in here.fields}
         new = pa.schema([field for field in schema if field.name not in held])

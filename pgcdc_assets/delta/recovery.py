@@ -1,7 +1,8 @@
 """Repairs a Delta log after a power cut. Runs under the lake's lock, before any process commits to the table. Versions
-that a consistent point names are durable. Files of later versions may be complete, incomplete or missing. The log's
-files are renamed from the first incomplete version on, so that readers ignore them. New commits continue from the last
-complete version. The content of the lost versions is written again, for a mirror from the change log."""
+that a consistent point names are durable. Files of later versions may be complete, incomplete or missing. From the
+first incomplete version on, the log's files are renamed, so that readers ignore them. New commits continue from the
+last complete version. The lost content is then written again: for a mirror, the next turn reads it from the change
+log."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class Recovered:
 def recover(folder: Location, promised: int = -1) -> Recovered:
     """Rename the log's files from the first incomplete version above ``promised`` on, and make the remaining versions
     durable. ``promised``: a version that is known to be durable. A power cut cannot have damaged it or an older
-    version. Such damage is not repaired, and opening the table raises an error."""
+    version. If one of them is damaged nevertheless, this is not repaired, and opening the table raises an error."""
     log = folder / DELTA_LOG
     numbers = commit_numbers(log)
     base, replay, torn = _base(log, promised, frozenset(numbers))
@@ -96,8 +97,8 @@ def _forget_checksums(folder: Location, commits: Mapping[int, Sequence[Action]])
 
 
 def is_own(actions: Sequence[Action]) -> bool:
-    """Whether pgcdc wrote the commit. Its content, and the files that it adds, were then durable before the commit got
-    its name."""
+    """Whether pgcdc wrote the commit. If so, its content, and the files that it adds, were durable before the commit
+    got its name."""
     return any(action.get("commitInfo", {}).get("engineInfo") == ENGINE for action in actions)
 
 
@@ -105,9 +106,9 @@ def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, R
     """The version and state of the checkpoint from which the recovery starts, and the files of unreadable checkpoints.
     ``numbers``: the commits that exist.
 
-    This is the newest checkpoint at or below ``promised``, so that all later versions are checked. But if commits
-    between it and the newest checkpoint were deleted, it is the newest checkpoint, which was durable before they were
-    deleted."""
+    The recovery normally starts from the newest checkpoint at or below ``promised``, so that all later versions are
+    checked. But if commits between that checkpoint and the newest checkpoint were deleted, it starts from the newest
+    checkpoint. This one was durable before the commits were deleted."""
     torn: list[Location] = []
     readable: list[tuple[int, Replay]] = []
     for number, parts in checkpoint_files(log).items():

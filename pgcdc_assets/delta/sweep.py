@@ -56,8 +56,8 @@ class LogListing:
 
     @property
     def whole_since(self) -> int:
-        """The lowest version from which on the log is complete: this and every later version can be read. Below it, the
-        log may still have single promised versions."""
+        """The lowest version from which on the log is complete: this and every later version can be read. Of the
+        versions below it, the log may still have some promised versions."""
         before = self.newest
         while before in self.commits:
             before -= 1
@@ -90,16 +90,16 @@ def needed_files(listing: LogListing, versions: Collection[int], newest: int) ->
     before = -2
     for version in sorted({*versions, newest}):
         came = walk.to(version)
-        # If the version directly below was read just before, only the files that this version adds are missing in the
-        # set.
+        # If the version directly below was read just before, its files are in the set, and only the files that this
+        # version adds must be put into it.
         needed |= _names(walk.replay.files.values() if came is None or version != before + 1 else came)
         before = version
     return frozenset(needed)
 
 
 class _Walk:
-    """Reads the states of ascending versions. Uses commits, and a checkpoint for the first version, and for a version
-    below which commits are missing."""
+    """Reads the table's state at some versions, in ascending order. It starts from a checkpoint, and continues with the
+    commits. Where commits are missing, it reads a later checkpoint."""
 
     def __init__(self, listing: LogListing) -> None:
         self._listing = listing

@@ -31,8 +31,8 @@ def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepo
     """Write the change feeds of these tables again for a range, from the log.
 
     Changes below the LSN of a mirror's copy are skipped, because an earlier table of this name may have made them. If
-    the range ends above a table's ``replay_lsn``, the feed is written from ``replay_lsn`` on, even if the range begins
-    above it, because the next turn applies the feed from there."""
+    the range begins above a table's ``replay_lsn``, the feed is written from ``replay_lsn`` on, because the next turn
+    applies the feed from there."""
     span = widened(work, span)
     entries = [_readable(work, name) for name in tables]
     asked: dict[tuple[LsnRange, bool], list[Followed]] = {}
@@ -69,7 +69,8 @@ def messages(work: Work, span: LsnRange) -> RangeReport:
 
 def apply(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
     """Apply a range to some mirrors. For each table, the part above its ``replay_lsn`` is applied, and the part below
-    is repaired. If the range begins above ``replay_lsn``, the changes between them are applied too."""
+    is repaired (see :func:`repair`). If the range begins above ``replay_lsn``, all changes from ``replay_lsn`` on are
+    applied."""
     span = widened(work, span)
     turns: dict[TableName, TableTurn] = {}
     for name in tables:

@@ -33,7 +33,8 @@ _POLL_SECONDS = 0.2
 
 
 SyncTo = Callable[[Lsn, float | None], None]
-"""Runs a sync up to an LSN, for at most some seconds. Raises LockHeld if another process writes to the lake."""
+"""Runs a sync up to the given LSN, for at most the given number of seconds (None: without a limit). Raises LockHeld if
+another process writes to the lake."""
 
 
 class Boundary:
@@ -82,15 +83,16 @@ class Boundary:
                     self._tell_holders()
                     continue
                 if self._request.is_late and time.monotonic() < deadline:
-                    # The sync may already ignore a request that is late, so its mirrors may have passed the snapshot's
-                    # LSN. Then a new snapshot is needed.
+                    # The snapshot took so long that the sync may no longer obey the request. Its mirrors may then have
+                    # passed the snapshot's LSN, so a new snapshot is taken.
                     continue
                 stack.enter_context(attempt.pop_all())
                 return taken
 
     def _tell_holders(self) -> None:
-        """Report the transactions that a failed attempt waited for. The server hides the age of other roles'
-        transactions from unprivileged roles, so :meth:`_wait_for_old_transactions` may have missed them."""
+        """Report the transactions that a failed attempt waited for. This also reports transactions that
+        :meth:`_wait_for_old_transactions` does not wait for, because the server hides the age of other roles'
+        transactions from an unprivileged role."""
         with connect(self._conninfo, application_name=f"{APPLICATION}/watch") as conn:
             if holders := transactions(conn):
                 self._on_wait(holders)
@@ -98,7 +100,7 @@ class Boundary:
     def _wait_for_old_transactions(self, deadline: float) -> None:
         tell_at = time.monotonic() + TELL_SECONDS
         with connect(self._conninfo, application_name=f"{APPLICATION}/watch") as conn:
-            # A transaction without an age belongs to another role, and the server hides its age: it is not waited for.
+            # Transactions without an age are ignored: they belong to another role, and the server hides their age.
             while old := [one for one in transactions(conn)
                           if one.age is not None and one.age.total_seconds() >= HELD_SECONDS]:  # fmt: skip
                 now = time.monotonic()

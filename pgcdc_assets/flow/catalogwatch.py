@@ -76,8 +76,9 @@ class CatalogWatch:
         self._stream = stream
         self._structure = structure
         self._seen: CatalogSnapshot | None = None
-        """What the last catalog check read. None before the first check. Also None after a copy or a structure change
-        that found a table different from this check. The catalog is then checked again before the next point."""
+        """What the last catalog check read. None before the first check. It becomes None again if a copy or a structure
+        change finds a table that differs from the check. While it is None, the catalog must be checked before the next
+        point."""
         self.seen_at = ZERO
         """The source's position after the last check that found a new name or structure. Points list a renamed or
         restructured table only at or above this LSN."""
@@ -92,8 +93,8 @@ class CatalogWatch:
 
     @property
     def is_current(self) -> bool:
-        """Whether the source's catalog is still as the last check showed it, and no copy or structure change since then
-        has found a table different."""
+        """Whether the source's catalog is still as the last check showed it, and no later copy or structure change has
+        found a table that differs from it."""
         return self._seen is not None and self._stream.is_current(self._seen)
 
     def check(self) -> None:
@@ -151,12 +152,13 @@ class CatalogWatch:
             self._seen = None
 
     def _note_rewritten_columns(self, before: Mapping[TableName, Marks], live: Sequence[Table]) -> None:
-        """Find the tables whose rows in pg_attribute were written again since the last check. Points below this check
-        may not list these tables, because each may have been a partition for some time.
+        """Find the tables whose rows in pg_attribute were written again since the last check. Each may have been a
+        partition of another table for some time. So no point below the LSN of this check may list these tables.
 
         ATTACH and DETACH PARTITION write a table's rows in pg_attribute, and leave no other trace once both commands
         are done. Between the two commands, the table's rows belonged to a partitioned table, and the catalog no longer
-        shows which. So if such a table is not partitioned itself, points below this check list no partitioned table."""
+        shows to which one. So if one of the tables found is not itself partitioned, points below the LSN of this check
+        also list no partitioned table."""
         followed = {record.table.name: record.table for record in self._work.progress.followed()}
         altered = {table.name for table in live if table.name in followed.keys() & before.keys()
                    and rewritten(before[table.name], table.marks.columns)}  # fmt: skip

@@ -93,7 +93,8 @@ def copy(
 
 
 def _lacking_rights(catalog: Catalog, conninfo: str, names: Sequence[TableName]) -> Failures:
-    """The tables that our role may not read, with the partitions that the last catalog check found."""
+    """The tables that our role may not read completely. The rights on partitions are checked too, for the partitions
+    that the last catalog check found."""
     wanted = set(names)
     stored = {table.name: sorted(relations_of([table]) - {table.oid} if table.partitioned else {table.oid})
               for table in catalog.tables if table.name in wanted}  # fmt: skip
@@ -137,7 +138,8 @@ class Copies:
 
     @property
     def ended(self) -> bool:
-        """Whether the round has ended, so that it commits no more copies. :meth:`close` must then be called."""
+        """Whether the last round that was begun has ended, so that it commits no more copies. :meth:`close` must then
+        be called."""
         return self._round is not None and self._round.done()
 
     @property
@@ -165,7 +167,8 @@ class Copies:
             self._rounds.clear()
 
     def take_committed(self) -> Iterator[Copied]:
-        """Yield the copies that were committed since the last call, and report the notes of the copies' thread."""
+        """Yield the copies that were committed since the last call, and show the user the messages (``notes``) of the
+        copies' thread."""
         while not self.channel.notes.empty():
             self._say(self.channel.notes.get())
         while not self.channel.committed.empty():

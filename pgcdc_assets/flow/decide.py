@@ -173,7 +173,7 @@ def _boundary(view: View, tables: Sequence[TablePosition], limit: Lsn, shares: i
 
 
 def up_to(batches: Sequence[BatchSummary], max_bytes: int) -> list[BatchSummary]:
-    """The first batches that together reach ``max_bytes`` of payload, or all batches if they are smaller."""
+    """The first batches: as many as are needed to reach ``max_bytes`` of payload, or all if they have fewer bytes."""
     taken: list[BatchSummary] = []
     size = 0
     for batch in batches:
@@ -209,7 +209,8 @@ class Situation:
     arrived: bool
     """Whether the receiver has reached the LSN at which it ends."""
     level: bool
-    """Whether the mirrors have applied the whole log and a point lists them, or applying is paused."""
+    """Whether the run has nothing left to apply: the mirrors have applied the whole log and a point lists them, or
+    applying is paused."""
 
 
 def finished(bounds: Bounds, now: Situation) -> bool:

@@ -82,8 +82,8 @@ class Engine:
         that lists them. With ``copy_anew`` or ``heal``, it makes a running sync in follow mode pause.
 
         In follow mode, the sync pauses while a command needs the lake; with a time limit, it ends instead. If it loses
-        the source, it connects again. If this happens in the run that has to carry out ``copy_anew`` or ``heal``, the
-        error is raised.
+        the connection to the source, it connects again. But if the first run, which carries out ``copy_anew`` and
+        ``heal``, loses the connection, the error is raised.
         """
         if copy_anew or heal:
             self._refuse_while_paused()
@@ -148,17 +148,17 @@ class Engine:
             return report
 
     def check_range(self, span: LsnRange) -> RangeReport:
-        """A backfill of ``change_log``: check that the log contains the whole range."""
+        """A backfill of the asset ``change_log``: check that the log contains the whole range."""
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.check(work, span)
 
     def transform_range(self, tables: Sequence[TableName], span: LsnRange) -> RangeReport:
-        """A backfill of ``changes/...``: write the feeds of a range again, from the log."""
+        """A backfill of the assets ``changes/...``: write the feeds of a range again, from the log."""
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.derive(work, tables, span)
 
     def messages_range(self, span: LsnRange) -> RangeReport:
-        """A backfill of ``messages``: write the feed of logical messages again for a range, from the log."""
+        """A backfill of the asset ``messages``: write the feed of logical messages again for a range, from the log."""
         with self._by_hand(OperationKind.BACKFILL) as work:
             return backfill.messages(work, span)
 
@@ -263,9 +263,8 @@ class Engine:
         return live
 
     def _log(self, conn: psycopg.Connection[Any], identity: Identity) -> ChangeLog:
-        """The change log. If there is none, a log is created that starts at the slot's confirmed position. An earlier
-        log may have had the changes below this position. They are not lost, because a mirror that needs them is copied
-        again."""
+        """The change log. If there is none, a log is created that starts at the slot's confirmed position. If an
+        earlier log was deleted, changes below this position are missing. A mirror that needs them is copied again."""
         log = ChangeLog(self._settings.layout)
         if not log.exists:
             slot = slots.usable_slot(conn, identity.slot, two_phase=self._settings.two_phase)
@@ -289,7 +288,7 @@ class Engine:
 
     def _check_level(self, work: Work, source: Lsn) -> None:
         """Raise LogAhead if the lake is ahead of the source. A source that was restored to an earlier time writes new
-        transactions at LSNs that the lake has passed. The lake would take them for transactions that it has already."""
+        transactions at LSNs that the lake has passed. pgcdc would skip them, as if the lake already had them."""
         stands = work.progress.highest
         if stands > source:
             raise LogAhead(

@@ -63,7 +63,8 @@ def lake_lock(layout: Layout, command: str, *, gives_way: bool = False) -> Itera
         own = ProcessName.own()
         held.write(json.dumps({"pid": own.pid, "command": command, "gives_way": gives_way, "process": str(own)}))
         if held.inherited_as is not None:
-            # Imported here, because Dagster's definitions only read the lock's holder, and must not load the leases.
+            # Imported here, because `log.commit` loads deltalake, and Dagster's definitions import `flow.lock` only to
+            # read the lock's holder.
             from pgcdc_assets.log.commit import shut_out
 
             shut_out(layout, held.inherited_as)

@@ -1,12 +1,12 @@
 """Deletes data that is no longer needed, and merges small files, under the lake's lock.
 
 A consistent point promises readers the mirrors' versions that it names. Nothing is deleted that a point promises, so a
-kill at any time is harmless. First a new point is published, with the versions that OPTIMIZE wrote. Then old points
-are deleted, then the oldest part of the log, and files last. Each step reads in the lake what is left to do. So the
-next maintenance continues where a killed maintenance stopped.
+kill at any time is harmless. First a new point is published, with the versions that OPTIMIZE wrote. Then old points are
+deleted, then the oldest part of the log, and files last. Each step looks in the lake for what is left to do. So if a
+maintenance is killed, the next one continues where it stopped.
 
-A sync deletes old points and versions too, so that the lake does not grow with the number of turns. A mirror that is no
-longer followed is deleted only on request, because it may be the last copy of its table.
+A sync also deletes old points and old versions of mirrors, because every turn adds to them. A mirror that is no longer
+followed is deleted only on request, because it may be the last copy of its table.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ class MaintenanceReport:
     """The result of a maintenance. All counts are zero if there was nothing to do."""
 
     log_start: Lsn
-    """Ranges at or above this LSN can be repaired, and derived again."""
+    """The log's first LSN. A range can be repaired, and its feeds written again, only at or above it."""
     oldest_point: Lsn | None = None
-    """``Lake.at`` reads this LSN and every higher LSN."""
+    """The LSN of the oldest point that is kept. ``Lake.at`` refuses lower LSNs."""
     log_files: int = 0
     """Deleted files of the log's oldest part."""
     feed_files: int = 0
@@ -198,7 +198,8 @@ class Maintenance:
 
     def optimize(self) -> None:
         """Merge the small files of mirrors that have many. Also writes a new checkpoint for mirrors without recent
-        commits, because Delta would delete old commits although points still need them."""
+        commits. Otherwise Delta's log clean-up could delete the commits of their present version, which points still
+        need."""
         newest = self._work.progress.points.newest()
         listed = {} if newest is None else newest.tables
         for name, row in self._copied():
@@ -223,7 +224,8 @@ class Maintenance:
         passed(FaultPoint.POINTS_PRUNED)
 
     def cut(self) -> None:
-        """Delete the oldest part of log and feeds, and the partition keys of ranges that are no longer in the log."""
+        """Delete the oldest part of log and feeds, and Dagster's partition keys of ranges that are no longer in the
+        log."""
         work = self._work
         files = [LogFile(s.first_batch_end, s.batch_end, s.written) for s in work.log.all_segments()]
         needed = [entry.replay_lsn for entry in work.progress.followed()] + messages_needed(work)

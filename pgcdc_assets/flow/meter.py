@@ -28,7 +28,8 @@ WRITE_SECONDS: Final = 10.0
 """Seconds between two writes of the file while something is counted. This is less than the usual 15 seconds between two
 scrapes by Prometheus, and causes few requests to an object store."""
 REST_SECONDS: Final = 60.0
-"""Seconds between two writes while nothing is counted. Such a write only updates the receiver's memory."""
+"""Seconds between two writes while nothing is counted. Such a write only updates ``receiver_bytes``, the memory that
+the receiver uses."""
 BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 """Upper bounds of the histograms' buckets, in seconds: from one small turn to an outage of an hour."""
 STAGES: Final = ("transform", "apply", "publish")
@@ -149,7 +150,8 @@ class Meter:
         return self._counts
 
     def took(self, batches: Sequence[BatchSummary], seconds: Mapping[str, float]) -> None:
-        """Count a turn's ``seconds`` by stage, and those of its ``batches`` that no earlier turn has counted."""
+        """Count the ``seconds`` that a turn spent, by stage. Also count its ``batches``, except those that an earlier
+        turn has counted."""
         counts = self.counts
         new = [batch for batch in batches if batch.end > counts.upto]
         written = self._log.written(new)

@@ -89,7 +89,8 @@ class Outcome:
         )  # fmt: skip
 
     def ended(self) -> Outcome:
-        """The outcome if no process holds the lock: an operation that is recorded as in progress was killed."""
+        """This outcome, as it must be read when no process holds the lock: if an operation is recorded as in progress,
+        it was killed, and counts as failed."""
         if self.under_way is None:
             return self
         killed = Failure(self.under_way.command, self.under_way.began, KILLED)
@@ -118,7 +119,8 @@ class Operation:
     failures: list[PgcdcError] = field(default_factory=list)
     """Failures of parts of the operation. The other parts succeeded."""
     renewed: list[str] = field(default_factory=list)
-    """Tables that were copied again. If a failed repair or backfill of such a table is recorded, it is deleted."""
+    """Tables that were copied again. The recorded failure of a repair or backfill is deleted if it names one of
+    them."""
     given_up: Callable[[], bool] = lambda: False
     """Whether the operation was stopped, so that its end is not recorded as a success."""
 

@@ -73,8 +73,8 @@ def refuse_other_slot(settings: Settings) -> None:
 
 
 def refuse_taken_slot(slot: SlotStatus, layout: Layout) -> None:
-    """For a lake without a change log: raise WrongLake if the slot was read before, because another lake may depend on
-    it. This lake would confirm changes that the other lake still needs."""
+    """For a lake without a change log: raise WrongLake if changes were received from the slot before. They probably
+    went to another lake, and this lake would confirm to the slot changes that the other lake still needs."""
     if slot.active or slot.decoded.total_txns:
         raise WrongLake(
             f"has no change log, but {slot.thing} was read before, so another lake probably needs its changes",

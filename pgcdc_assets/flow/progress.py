@@ -39,8 +39,8 @@ class TablesProgress:
         """The LSN of the last point that this run has published."""
         rows = self.states.all()
         self.recovered = target.recover(rows)
-        """Incomplete files that a power failure left in Delta logs, by the mirror's folder. They are already renamed,
-        so that readers ignore them."""
+        """The former names of incomplete files that a power failure left in the mirrors' Delta logs, by the mirror's
+        folder. The files are already renamed, so that readers ignore them."""
         self._tables = {table.name: self._standings.load(table, rows) for table in catalog.tables}
         self.listed = ListedTables(self.points, self._tables)
         self._note_away()
@@ -48,7 +48,7 @@ class TablesProgress:
 
     def _note_away(self) -> None:
         """Find the followed tables that a point has listed since their last copy, but that the newest point does not
-        list. Each had another name at the newest point's LSN. Points list such a table again only at or above the LSN
+        list. At the newest point's LSN, such a table had another name. So points list it again only at or above the LSN
         of the next catalog check."""
         newest = self.points.newest()
         if newest is None:
@@ -113,9 +113,10 @@ class TablesProgress:
             self._tables[entry.table.name] = waiting
 
     def heal(self, tables: Sequence[TableName]) -> None:
-        """Follow tables again that were set aside, starting at their mirrors' positions. If the cause still exists, a
-        later turn or catalog check sets the table aside again. UsageError for a table that is not set aside or cannot
-        be mirrored. NotRepairable if the log no longer has all changes that the mirror lacks."""
+        """Follow tables again that were set aside, starting at their mirrors' positions. If the reason for which a
+        table was set aside still exists, a later turn or catalog check sets it aside again. UsageError for a table that
+        is not set aside or cannot be mirrored. NotRepairable if the log no longer has all changes that the mirror
+        lacks."""
         healed = {name: self._healed(self[name]) for name in tables}
         for name, entry in healed.items():
             self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
@@ -205,7 +206,8 @@ class TablesProgress:
         return seen[0]
 
     def hold(self, name: TableName, unread: UnreadRows) -> None:
-        """Apply nothing to the table until the next catalog check, because of rows that do not fit its mirror."""
+        """Apply nothing to the table until the next catalog check, because the log has rows that do not fit its
+        mirror."""
         self._tables[name] = replace(self[name], unread=unread)
 
     def checked(self, name: TableName, reported: str, *, decided: bool) -> None:
@@ -276,8 +278,8 @@ class TablesProgress:
         return True
 
     def unchanged(self, name: TableName, now: Table) -> None:
-        """Record that a followed table still has the structure of its mirror. The table's present relfilenodes and
-        column marks are recorded too, because later checks compare them."""
+        """Record that a followed table still has the structure of its mirror. The table's present relfilenodes, and the
+        :data:`Marks` of its columns, are recorded too, because later checks compare them."""
         entry = self[name]
         self._tables[name] = entry = replace(entry, since_columns=None)
         stores = {leaf.oid: leaf for leaf in now.leaves}
@@ -311,7 +313,8 @@ class TablesProgress:
 
     def gone(self, published: Container[TableName]) -> list[TableName]:
         """Stop following the tables that are no longer ``published``; returns their names. Their stored states stay. If
-        such a table is published again, the catalog marks in its state show that changes are missing."""
+        such a table is published again, the catalog rows recorded in its state (:class:`TableMarks`) show that it was
+        not published in between, so that changes are missing."""
         lost = [
             name for name, entry in self._tables.items()
             if name not in published and entry.state is not TableState.COPYING
@@ -347,8 +350,8 @@ class TablesProgress:
         ``messages``: the position of the feed of messages, if the feed is complete to ``lsn``.
 
         LakeError, before anything is written, if ``lsn`` is above ``transform_lsn``, the log's recorded position. After
-        the source was restored or promoted, only the log is compared with it. A point above the log could then have an
-        LSN that the source never had.
+        a restore of the source, pgcdc can compare only transactions in the log with those that the source sends again.
+        A point above the log could have an LSN that the restored source never had.
         """
         if lsn > transform_lsn:
             raise LakeError(

@@ -1,9 +1,10 @@
 """The LSN ranges of a run. A range is one or more whole batches of the log. It is a Dagster partition: the unit that
-people see, and that backfills use. Batches are smaller, so that changes are applied quickly.
+people see, and that backfills use. A batch is usually smaller than a range, so that changes are applied quickly.
 
-Each batch that a turn has applied is added to the open range. The range is closed when it has reached a size or a
-minimum age. Then its report is made, and its small files in log and feeds are merged. The report's numbers come from
-the batches' summaries in the log. So if a run dies before it closes a range, the next run still counts the whole range.
+Each batch that a turn has applied is added to the open range. The range is closed when it has reached a certain size or
+a certain age. Then its report is made, and its small files in log and feeds are merged. The report's numbers come from
+the batches' summaries in the log. So even if a run dies before it closes a range, the report that the next run makes
+covers the whole range.
 
 The log counts its rows by relation. If a relation's rows are applied to no mirror, the report says why. The transform
 makes the opposite check: it sets a table aside if the table's feed lacks a row that the log counts
@@ -56,8 +57,8 @@ class OpenRange:
     _seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, batches: Sequence[BatchSummary], turns: Sequence[TableTurn], seconds: dict[str, float]) -> None:
-        """Add the batches that one turn applied. A range gets its age from its first batch with a transaction, so that
-        an idle source closes no ranges."""
+        """Add the batches that one turn applied. The age of a range counts from its first batch with a transaction, so
+        that no range is closed while the source is idle."""
         if batches:
             self._end = batches[-1].end
         self._bytes += sum(batch.bytes for batch in batches)
@@ -140,8 +141,8 @@ def untaken(work: Work, span: LogSpan) -> list[Untaken]:
 
 def keep_untaken(work: Work, batches: Sequence[BatchSummary], found: Sequence[Untaken]) -> None:
     """Store the row counts of relations that belong to no known table, so that ``status`` reports them after the run.
-    If a run died before it closed its range, the next run has the same batches again. The stored counts contain the LSN
-    up to which they count, so that no batch is counted twice."""
+    If a run died before it closed its range, the next run gets the same batches again. So an LSN is stored with each
+    count: batches up to this LSN are included, and are not counted again."""
     lost = [entry for entry in found if entry.why is Why.UNKNOWN]
     if not lost:
         return
@@ -290,7 +291,8 @@ def range_report(
 
 
 def _with_rows(work: Work, turn: TableTurn) -> TableTurn:
-    """The turn with the mirror's row count; None if the mirror cannot be read, which the next turn reports."""
+    """The turn with ``rows`` set to the mirror's row count. If the mirror cannot be read, ``rows`` stays None, and the
+    next turn reports the error."""
     with contained():
         return replace(turn, rows=work.target.rows(turn.table))
     return turn

@@ -119,7 +119,7 @@ class Registration:
         record = RegisteredTables.read(work.layout)
         self._record = record if record.place == place else RegisteredTables(place)
         self._seen: dict[TableName, Table] = {}
-        """The tables as this run has last found them registered."""
+        """The tables that this run has found registered, each with the columns and comments that it had then."""
         self._pass: _Pass | None = None
         self._thread: threading.Thread | None = None
         self._digests: dict[TableName, str] = {}

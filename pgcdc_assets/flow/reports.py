@@ -1,5 +1,5 @@
-"""The results of a run as plain values, and the interface of observers that receive them and, say, write Dagster
-events."""
+"""The results of a run as plain values, and the interface of observers. Observers receive these results, for example to
+write Dagster events."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class StructureChange:
     before: Table
     after: Table
     since: Lsn
-    """From this LSN on, the source certainly has the new structure: the LSN of the catalog check that showed it, or the
-    end of the transaction that changed it."""
+    """From this LSN on, the source certainly has the new structure. It is the LSN of the catalog check that showed the
+    structure, or the end LSN of the transaction that changed it."""
     copied: bool
     """Whether the table is copied again. Otherwise the mirror has the new structure from its ``version`` on."""
     version: int | None = None
@@ -121,7 +121,8 @@ class SyncReport:
     gave_way: bool = False
     """Whether the run ended because a command waits for the lake."""
     left: list[tuple[TableName, str]] = field(default_factory=list)
-    """At the end of a run without ``follow``: tables that wait for a copy or are in no point yet, with the reason."""
+    """At the end of a run without ``follow``: the tables that the newest point does not list yet, for example because
+    they wait for a copy, each with the reason."""
 
     lost: PgcdcError | None = None
     """The error with which a run in follow mode lost its connection to the source, if this ended the run."""
@@ -169,26 +170,31 @@ class RunState:
 
 
 class Observer(Protocol):
-    """Receives a run's reports, in the run's own thread and in LSN order. An exception ends the run at a boundary."""
+    """Receives a run's reports, in the run's own thread and in LSN order. If a method raises an exception, the run ends
+    at a boundary."""
 
     def known_ranges(self) -> list[LsnRange]:
-        """The registered ranges, in order. A new range begins where the last range ends."""
+        """The ranges that were reported (in Dagster: the ranges that are registered as partitions), in LSN order. A new
+        range begins where the last of them ends."""
 
     def copied(self, report: CopyReport) -> None:
-        """A table's copy was committed to its mirror."""
+        """Called when a table's copy was committed to its mirror."""
 
     def restructured(self, report: StructureChange) -> None:
-        """A mirror now has its table's new structure, or the table waits for a copy because of the new structure."""
+        """Called when a mirror has its table's new structure, or when the table must be copied because of its new
+        structure."""
 
     def range_closed(self, report: RangeReport) -> None:
-        """A range is in the log, is applied to every followed table, and its changes are published. The newest point
-        may be below the range's end: transactions that change no table, such as a lone message, need no point."""
+        """Called when a range is in the log, is applied to every followed table, and a point contains its changes. The
+        newest point may be below the range's end if the last transactions change no table, because they need no
+        point."""
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
-        """A message for people. No code may depend on it."""
+        """Called with a message for people. No code may depend on its text."""
 
     def moving(self, now: Callable[[], RunState]) -> None:
-        """The run makes progress. ``now`` returns its state. It queries the source, so call it rarely."""
+        """Called when the run makes progress. ``now()`` returns the run's state. It queries the source, so an
+        implementation of this method should call ``now`` rarely."""
 
 
 class Silent:

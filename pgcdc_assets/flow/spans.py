@@ -66,8 +66,8 @@ class TurnSpans:
 
     def record(self, began: float, start: Lsn, turn: Turn, batches: Sequence[BatchSummary], applied: float) -> None:
         """Write the spans of a turn that ends now. ``began``, ``applied``: :func:`time.time` when the turn began, and
-        when all tables were applied. ``start``: the lowest position of the tables when the turn began. ``batches``: the
-        batches that the turn applied."""
+        when all tables were applied. ``start``: the lowest ``replay_lsn`` of the followed tables when the turn began.
+        ``batches``: the batches that the turn applied."""
         from opentelemetry import trace
 
         ended = time.time()

@@ -57,7 +57,7 @@ class Standings:
         if row is None or row.table is None or row.table.oid != table.oid:
             return TableRecord(table, TableState.WAITING)
         if held is None or held.oid not in (None, table.oid):
-            # There is no mirror under this name, or the mirror has another table's rows.
+            # There is no mirror of this name, or it contains another table's rows.
             aside = TableRecord(row.table, row.state, reason=row.reason)
             return aside if row.state is TableState.SET_ASIDE else TableRecord(table, TableState.WAITING)
         if row.state is TableState.MOVED or (row.state is TableState.COPYING and held.snapshot_lsn < row.lsn):
@@ -66,8 +66,8 @@ class Standings:
         if row.state is TableState.SET_ASIDE:
             return TableRecord(shape, row.state, held.replay_lsn, held.version, held.recorded, row.reason)
         if not self.in_log(held):
-            # The copy is from the time of an earlier log, or batches that the mirror needs were deleted while the table
-            # was not followed.
+            # The copy is from the time of an earlier log, or batches that the mirror needs were deleted from the log
+            # while the table was not followed.
             return TableRecord(table, TableState.WAITING)
         # If `held.unlisted`, a run has changed the mirror's name or structure, and ended before it made a point. The
         # LSN of the change is not stored, so points list the table only above the LSN of the next catalog check.
@@ -86,8 +86,8 @@ class Standings:
 
     def _of_former(self, waiting: TableRecord, rows: Mapping[TableName, StateRow]) -> TableRecord:
         """The record of a table that has no mirror under its present name. If the table was followed under a former
-        name, the record names the mirror of that name, which is then renamed. But if another table's mirror has the new
-        name, for example because two tables swapped their names, the table is copied."""
+        name, the record contains this name, so that the run renames the mirror. But if another table's mirror has the
+        present name, for example because two tables swapped their names, the table must be copied."""
         name, oid = waiting.table.name, waiting.table.oid
         if name in rows and rows[name].state is TableState.COPYING and _oid(rows[name]) == oid:
             # The table's copy was requested or begun.
@@ -106,8 +106,8 @@ class Standings:
         )  # fmt: skip
 
     def _aside(self, waiting: TableRecord, last: StateRow) -> TableRecord:
-        """The record of a renamed table that has no usable mirror. If the table was set aside under its last name
-        (``last``), it stays set aside, because a rename is no request for a copy."""
+        """The record of a renamed table that has no usable mirror. ``last``: its newest stored state, under its present
+        or a former name. If the table was set aside, it stays set aside, because a rename is no request for a copy."""
         if last.state is not TableState.SET_ASIDE or last.table is None:
             return waiting
         noted = replace(last.table, name=waiting.table.name)
@@ -141,8 +141,8 @@ class ListedTables:
 
     @property
     def shown_from(self) -> Lsn:
-        """The LSN at and above which a point can list all mirrors with their present structures, if the newest point is
-        below this LSN. Otherwise ZERO."""
+        """The lowest LSN at which a point can list all mirrors with their present structures. ZERO if the newest point
+        is already at or above this LSN."""
         newest, since = self._points.newest(), listing.structures_from(self._records.values())
         return ZERO if newest is not None and newest.replay_lsn >= since else since
 

@@ -66,7 +66,7 @@ class Outage:
         """Pause before the next try. False if the bounds end the sync during the pause."""
         now = time.monotonic()
         if self._tried is None or now - self._tried > LONGEST_PAUSE:
-            # The last try began longer ago than any pause, so it had connected: this is a new outage.
+            # No pause is this long. So the sync was connected after the last try, and this is a new outage.
             self._pause, self._lost_at = FIRST_PAUSE, now
         self._say(f"{why}; next try in {self._pause:g} s")
         ends = [] if bounds.max_seconds is None else [now + bounds.max_seconds]

@@ -86,7 +86,8 @@ class StructureChanges:
         """Begin to change the mirror to the structure of ``now``. The source certainly has this structure at ``since``,
         and may have had it earlier."""
         if found.leaves:
-            # The feed may already have rows of a removed leaf above the mirror's position. They must not be applied.
+            # Above the mirror's position, the feed may have rows of a leaf partition that was removed from the table.
+            # They must not be applied.
             self._work.feeds.open(record.table).end_at(record.replay_lsn)
         after = (with_leaves if found.leaves else successor)(record.table, now, since)
         self._work.progress.reshaping(after.name)
@@ -105,7 +106,8 @@ class StructureChanges:
         self._in_progress.append((MirrorChange(record.table, what, record.former), self._pool.submit(change)))
 
     def ended(self) -> Iterator[MirrorChange]:
-        """Yield the changes that have ended since the last call. Raises an error that concerns more than one table."""
+        """Yield the changes that have ended since the last call. If a change failed for its table alone, it has
+        ``failure``. Any other error is raised."""
         for change, done in [one for one in self._in_progress if one[1].done()]:
             self._in_progress.remove((change, done))
             with contained() as failed:
@@ -114,7 +116,8 @@ class StructureChanges:
 
     def cancel(self) -> None:
         """Cancel the changes in progress, and wait until they have ended, because nothing may be committed after the
-        lake's lock is released. If a change was committed before, the next run finds it in the mirror."""
+        lake's lock is released. If a change was committed before it could be cancelled, the next run finds it in the
+        mirror."""
         for _, done in self._in_progress:
             done.cancel()
         while left := [done for _, done in self._in_progress if not done.done()]:
@@ -151,7 +154,7 @@ class StructureChanges:
         progress, name = self._work.progress, change.after.name
         if name not in progress:
             return False
-        # The feed of this name may have rows, above the mirror's position, of the table that had the name before.
+        # Above the mirror's position, the feed of this name may have rows of the table that had the name before.
         self._work.feeds.restart_if_unreadable(change.after)
         self._work.feeds.open(change.after).end_at(progress[name].replay_lsn)
         if change.failure is not None:
@@ -178,7 +181,8 @@ class StructureChanges:
 
 
 def _done(before: Table, after: Table) -> str:
-    """Whether the mirror has changed, as text. It has not if, for example, a column was renamed and renamed back."""
+    """A text that says whether the mirror has changed. It has not changed if, for example, a column was renamed and
+    renamed back."""
     leaves, now = ({leaf.oid for leaf in table.leaves} for table in (before, after))
     if alike(before, after) and leaves == now:
         return "the change was undone, so the mirror is unchanged"

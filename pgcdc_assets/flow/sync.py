@@ -48,7 +48,8 @@ class Sync:
     def run(self) -> SyncReport:
         try:
             self._stream.start()
-            # A run that died may have left copies and points above the log's position. The log must get there.
+            # A run that died may have left copies and points at LSNs above the log's position. The log's position must
+            # reach these LSNs, because a point can be made there only then.
             self._stream.mark(self._work.progress.highest)
             self._stream.mark(self._work.progress.listed.shown_from)
             self._read_operator()
@@ -59,7 +60,7 @@ class Sync:
             while not self._finished():
                 self._work.observer.moving(self.state)
                 if not self._step():
-                    # A new batch ends the wait at once.
+                    # The wait ends at once when a new batch arrives.
                     self._stream.wait(storage.pace(self._work.layout.root))
         except SourceUnavailable as error:
             if not self._bounds.follow:
@@ -118,7 +119,8 @@ class Sync:
 
     def _take_copies(self) -> bool:
         """Record the copies that were committed since the last pass; returns whether there were any. If the round of
-        copies has ended, begins the next round. If there is none, sets the LSN at which the receiver ends."""
+        copies has ended, begins the next round. If no table is left to copy, sets the LSN at which the receiver
+        ends."""
         # `ended` is read before the committed copies: once a round has ended, all its copies are committed.
         ended = self._copies.ended
         moved = self._take_committed()
@@ -164,7 +166,7 @@ class Sync:
         self._stream.mark(copied)
         request = self._turns.requests.current()
         if request is not None and request.lsn is not None:
-            # The mark is sent before the end LSN, because both may be the same, and the receiver then ends there.
+            # This mark is sent before the end LSN. Both LSNs may be the same, and at the end LSN the receiver ends.
             self._stream.mark(request.lsn)
         if not self.following:
             shown = max(self._catalog.seen_at, self._work.progress.listed.shown_from)

@@ -30,10 +30,10 @@ def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]
     """Apply the log to those of the ``tables`` that are below ``upto``, a boundary up to which the log is complete.
     ``log``: the log up to its end, as read for this turn.
 
-    Afterwards, these tables are at ``upto``; a table without changes gets this position without a Delta commit.
-    Exceptions: a table that cannot be followed is set aside. If another writer committed to a mirror first at each
-    attempt, the next turn tries again. If the log has a row with a structure, or of a partition, that the mirror does
-    not have, nothing is applied to the table until the next catalog check.
+    Afterwards, these tables are at ``upto``; a table without changes gets this position without a Delta commit. There
+    are three exceptions. A table that cannot be followed is set aside. If commits of another writer made every attempt
+    to commit to a mirror fail, the next turn tries again. If the log has a row with a structure, or of a partition,
+    that the mirror does not have, nothing is applied to the table until the next catalog check.
     """
     behind = [entry for entry in tables if entry.replay_lsn < upto and not entry.reshaping and entry.unread is None]
     _hold_strays(work, _span(log, behind, max(upto, log.lsns.end)), behind)
@@ -65,12 +65,12 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
     - The table was itself a partition of another table for some time, so the stream sent its rows as rows of that other
       table.
 
-    Both cases are found by the leaves that the batches' summaries name. The rows themselves do not show them: rows that
-    are published via the root look like the root's own rows. The catalog does not show a leaf either, after it was
+    Each batch's summary in the log names the leaf partitions of its rows, and shows both cases. The rows themselves do
+    not: a row that is published via the root looks like a row of the root. Nor does the catalog show a leaf that was
     dropped or detached.
 
-    ``span`` reaches beyond the turn to the log's end. A partition with existing rows, which the stream never sends, may
-    have been attached below the turn's end, although its first row in the log comes after the turn.
+    ``span`` reaches beyond the turn to the log's end. A partition may have been attached below the turn's end with rows
+    that the stream never sends, although the log has its first row only after the turn.
     """
     for entry in tables:
         name, oid = entry.table.name, entry.table.oid

@@ -46,7 +46,7 @@ class Turns:
         self._reported: set[TableName] = set()
         """Tables for which this run has reported changes by another writer."""
         self._blocked: str | None = None
-        """The lock because of which the last catalog check was not possible; None if the check was possible."""
+        """A description of the lock that prevented the last catalog check; None if no lock prevented it."""
         # A point is due at once if an earlier operation has changed mirrors, and ended before it made a point.
         self.point = PointDue(work.progress.listed.unlisted or work.progress.listed.shown_from > ZERO)
 
@@ -88,8 +88,8 @@ class Turns:
             self._spans.close()
 
     def begin_copies(self) -> None:
-        """Begin to copy the tables that wait for a copy. Does nothing if the receiver has ended: a new copy could then
-        not catch up, so the next run makes it."""
+        """Begin to copy the tables that wait for a copy. Does nothing if the receiver has ended, because a new copy
+        could then not catch up. The next run makes the copy."""
         if not self._stream.arrived:
             self._copies.begin()
 
@@ -113,8 +113,8 @@ class Turns:
 
     def _view(self, *, paused: bool, gathers: bool) -> tuple[LogSpan, View]:
         """The facts that decide the next step, and the part of the log that is not applied yet."""
-        # The log's position is read before the request of `verify`. If a request is placed in between, its LSN is above
-        # this position, so the turn does not pass it.
+        # The log's position is read before the request of `verify`. If `verify` places its request between the two
+        # reads, its LSN is above this position, so the turn does not pass that LSN.
         complete, progress = self._stream.complete_to, self._work.progress
         log = LogSpan(self._work.log, LsnRange(min(progress.replay_lsn, complete), complete))
         request = self.requests.current()
@@ -188,9 +188,9 @@ class Turns:
         """Publish a point at ``upto``; returns whether the point lists every followed table. The catalog is checked
         first, if it has changed since the last check. No point is published while a lock prevents the check.
 
-        So no point lists a mirror that DDL has made wrong. The log was complete to ``upto`` before the check. So DDL
-        below ``upto`` was committed before the check, and the check sees it. The table is then set aside, or waits for
-        a copy, before the point is made."""
+        So no point lists a mirror that DDL has made wrong. The log was complete to ``upto`` before the check, so the
+        check sees all DDL that was committed below ``upto``. A table that this DDL affects is set aside, or waits for a
+        copy, before the point is made."""
         if not self._catalog.is_current:
             if not self.check_catalog():
                 return False

@@ -35,7 +35,7 @@ class Work:
     messages_reported: set[str] = field(default_factory=set)
     """Failures of the feed of messages that this run has reported."""
     operation: Operation = field(default_factory=Operation)
-    """The operation under which ``status`` reports this run."""
+    """The record of how this run ends, which ``status`` reports."""
     meter: Meter = field(init=False)
 
     after_point: Callable[[], None] = lambda: None

@@ -14,9 +14,9 @@ holds. It never infers the position from rows.
 
 **Set aside is a result.** If :meth:`Target.copy` or :meth:`Target.apply` fails for one table alone, because of its
 files, values, commits or structure, the reason is returned as that table's result. Its mirror does not change, and the
-other tables of the call continue. If they raise an error, it concerns all tables (a full disk, a dead JVM), and ends
-the run of the sync; earlier commits stay. Calls about one table, such as :meth:`Target.standing`, raise any error;
-:func:`pgcdc_assets.failures.of_one_table` then says whether it concerns that table alone.
+other tables of the call continue. If the call raises an error, the error concerns all tables (a full disk, a dead JVM),
+and ends the run of the sync; earlier commits stay. Calls about one table, such as :meth:`Target.standing`, raise any
+error; :func:`pgcdc_assets.failures.of_one_table` then says whether it concerns that table alone.
 
 **Committed is not yet durable.** What :meth:`Target.copy` and :meth:`Target.apply` commit can be read at once, but a
 power cut may undo it. Lost changes are still in the log, and are applied again. :meth:`Target.settle` makes commits
@@ -69,15 +69,15 @@ class Generation:
     generation, whichever is larger."""
     version: int
     recorded: Lsn
-    """The position that the mirror itself records. Between this position and ``replay_lsn``, no change of the table
-    has an effect on its rows."""
+    """The position that the mirror itself records. Between this position and ``replay_lsn``, there is no change that
+    this mirror lacks."""
     oid: int | None = None
     """OID of the source table whose rows the generation holds; None if the mirror does not record the OID."""
     followed: Table | None = None
     """The table as :meth:`Target.reshape` or :meth:`Target.rename` last recorded it; None if neither was called."""
     unlisted: bool = False
-    """Whether no point has listed the mirror since :attr:`followed` changed. If an older point lists a mirror of this
-    name, it may have had the rows of another table then."""
+    """Whether no point has listed the mirror since :attr:`followed` changed. An older point may list a mirror of this
+    name, but that mirror may have had the rows of another table."""
 
 
 @dataclass(frozen=True)
@@ -214,16 +214,17 @@ class Target(Protocol):
         """Continue the mirror of a renamed table under its new name; returns its version there.
 
         In one atomic step, the mirror of the new name gets the rows and columns that ``version`` of the ``former``
-        mirror has. It then counts as copied at ``position``, and everything that it held before is replaced. No row is
-        read. The former mirror does not change; its newest version may already hold another table's rows. Raises
-        LakeError if the mirror of the new name holds a copy of another table that was made at the same position, and
-        has applied changes since: the two generations could not be distinguished.
+        mirror has. The mirror of the new name then counts as copied at ``position``; everything that it held before is
+        replaced. No row is read. The former mirror does not change; its newest version may already hold another table's
+        rows. Raises LakeError if the mirror of the new name holds a copy of another table that was made at the same
+        position, and has applied changes since: the two generations could not be distinguished.
         """
 
     # Publish ------------------------------------------------------------------------------------
 
     def settle(self, versions: Mapping[TableName, int]) -> None:
-        """Make these versions durable, for all tables together. LakeError if a mirror holds no copy in its version."""
+        """Make these versions durable, for all tables together. LakeError if a mirror has no committed copy in the
+        given version."""
 
     def publish(
         self,
@@ -247,8 +248,8 @@ class Target(Protocol):
     def upkeep(self, name: TableName, table: Table | None, published: int, may_begin: Callable[[], bool]) -> bool:
         """Rewrite a mirror's small files if it has many, and protect the versions that points name. Does nothing unless
         the mirror is :meth:`unmoved` since ``published``, the version that the newest point names. Returns whether
-        files were rewritten. ``may_begin`` is called before that, and can prevent it. ``table``: the table with the
-        mirror's columns; without it, nothing is rewritten."""
+        files were rewritten. ``may_begin`` is called before files are rewritten; if it returns False, they are not.
+        ``table``: the table with the mirror's columns; without it, nothing is rewritten."""
 
     def keeps(self, name: TableName) -> bool:
         """Whether there is a mirror of this name. IdentityMismatch if it belongs to another source or slot."""

@@ -171,8 +171,8 @@ def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touc
     if not table.key and not pending.emptied:
         what = "the table has no key, so its rows cannot be told apart" if table.multiset else "the table has no key"
         raise NotRepairable(what, thing=str(table.name), lsn=touched.start, do=_again(table))
-    # If leaves were truncated, any key may have changed: a row of any key may have been in a truncated leaf, or may
-    # have moved to one later. So all keys of the log's changes are computed again.
+    # If leaf partitions were truncated, this may have deleted the row of any key. So all keys that have changes in the
+    # log are computed again, not only the keys that changed in `touched`.
     wanted = None if pending.leaves else touched
     delta = mirror.existing
     target = mirror.target(table, () if pending.emptied else delta.files)

@@ -57,15 +57,16 @@ class Collapsing:
     """Whether the unit has only the events of some keys. An update that changes a key is two events, one for the old
     and one for the new key. One of these halves may then be in another unit."""
     arrivals: tuple[Location, ...] = ()
-    """More feed files of a divided unit. They have only the new halves of key changes."""
+    """More feed files of a divided unit: those that have only new halves of key changes. The old halves may be in other
+    units."""
     masked: tuple[int, ...] = ()
     """The attnums of columns for which at least one value was not sent (unchanged TOAST)."""
     leaves: tuple[str, ...] = ()
     """Leaf partitions that were truncated."""
     bytes: int = 0
     repair: bool = False
-    """Whether this is a repair. The mirror has already applied the span, so the merge cannot check which of the keys
-    it must hold."""
+    """Whether this is a repair. The mirror has already applied the span, so the merge cannot check which of the changed
+    keys the mirror had before."""
     touched: LsnRange | None = None
     """For repairs: only the keys that changed in this range, and the keys to which their rows moved later, are merged.
     None: all keys."""
@@ -194,9 +195,9 @@ class PendingChanges:
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
 
     def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
-        """Divide the work into units, one for each bucket of keys. Returns one unit for all keys if a bucket cannot be
-        merged alone: leaves were truncated, files have keys of several buckets, or values of a row must be taken from
-        events under another key. ``together``: both halves of each key change must be in one unit."""
+        """Divide the work into units, one for each bucket of keys. Returns one unit for all keys if the buckets cannot
+        be merged separately, because leaves were truncated, files have keys of several buckets, or values of a row must
+        be taken from events under another key. ``together``: both halves of each key change must be in one unit."""
         size = sum(file.size for file in self.files)
         unit = Collapsing(
             self.table, self.paths, self.span, target, masked=self.part.masked, leaves=self.leaves, bytes=size

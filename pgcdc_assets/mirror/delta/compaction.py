@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 TURN_SMALL_BYTES: Final = 4 << 20
 """Files smaller than this may be merged during sync."""
 FILE_BYTES: Final = 128 << 20
-"""The target size of a file of OPTIMIZE, as in a copy. With Delta's default of one gigabyte, few deleted rows per file
-would cause large rewrites."""
+"""The target size of a file of OPTIMIZE, as in a copy. With Delta's default of one gigabyte, a few deleted rows could
+cause the rewrite of a very large file."""
 SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
 """OPTIMIZE runs if a mirror has more small files than this. A small file costs a reader only about a millisecond."""
@@ -45,7 +45,7 @@ FEWEST_DELETED: Final = 100_000
 
 @dataclass(frozen=True)
 class Compaction:
-    """The limits at which files of a mirror are rewritten during sync."""
+    """The limits that decide which files of a mirror are rewritten during sync."""
 
     look_every: int = 10
     """Versions of a mirror between two checks of its files. Each version may add a small file, and deleted rows."""

@@ -86,8 +86,8 @@ class DeltaTarget:
                            count)  # fmt: skip
 
     def cancel_copies(self) -> None:
-        """Cancels all Spark jobs. This includes no apply: the run's thread makes this call, and so applies nothing at
-        this time."""
+        """Cancels all Spark jobs. No job of an apply is among them, because the run's thread, which applies changes, is
+        in this call."""
         if self._spark.started is not None:
             cancel_jobs(self._spark.started)
 
@@ -124,8 +124,8 @@ class DeltaTarget:
         place = self._mirrors.open(table.name)
         others = place.snapshot_lsn == position and place.oid != table.oid
         if others and place.effective_replay_lsn(self._points) != position:
-            # The position of changes applied to the other table's copy is stored under the LSN of that copy. A rename
-            # to the same LSN would inherit this position.
+            # A mirror stores the position of its applied changes under the LSN of its copy. Here, the renamed mirror
+            # would have the same LSN as the other table's copy, and so would get that table's position.
             raise LakeError(
                 f"contains another table, copied at {position} and changed since, so mirror {former} cannot get "
                 "this name",

@@ -1,6 +1,6 @@
 """Makes versions of mirrors durable ("settles" them). A consistent point names only settled versions. All tables are
-settled together, once per turn. The content of the files of our own commits is already durable, so only the folders,
-which contain their names, are synced. For commits of other writers, the content is synced too.
+settled together, once per turn. The content of the files of our own commits is already durable, so only the folders
+that contain the names of these files are synced. For commits of other writers, the content is synced too.
 
 This module also finds the commits by which another writer changed rows of a mirror. Comments, properties, columns that
 another writer adds, OPTIMIZE and VACUUM change no row. Any other commit by another writer may make the mirror differ

@@ -35,7 +35,8 @@ SOURCE_OID: Final = "pgcdc.oid"
 """Table property: the OID of the source table whose rows the mirror has. The source table may have another name now."""
 STRUCTURE: Final = "pgcdc.structure"
 """Table property: name and structure of the source table after the mirror's last change of structure or name, and the
-LSN of the copy that was changed. A mirror that was only copied lacks this property, or has it with another LSN."""
+LSN of the copy that was changed. A mirror whose structure and name have not changed since its copy lacks this property,
+or has one with the LSN of an earlier copy."""
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
@@ -194,7 +195,7 @@ class Mirror:
 
     def effective_replay_lsn(self, points: ConsistentPoints) -> Lsn | None:
         """The position of the mirror, including LSN ranges without changes, for which the mirror gets no commits. This
-        is the LSN of the newest point that lists this mirror, if it is above :attr:`replay_lsn`.
+        is :attr:`replay_lsn`, or the LSN of the newest point that lists this mirror if that LSN is higher.
 
         The point is ignored if its version of the mirror holds an earlier copy, because turns continue while tables are
         copied. It is also ignored if this version is not at the position that the point records. Then a power cut has
@@ -225,8 +226,9 @@ class Mirror:
         return None if told is None else int(told)
 
     def unlisted(self, points: ConsistentPoints) -> bool:
-        """See :attr:`Generation.unlisted`. A point that lists this name lists this mirror only if copy and OID are the
-        same: two tables may have copies at the same LSN."""
+        """See :attr:`Generation.unlisted`. A point that lists a mirror of this name means this mirror only if the LSN
+        of the copy and the OID are the same. The LSN alone is not enough, because two tables may have copies at the
+        same LSN."""
         if self.followed is None:
             return False
         listing = points.listing(self.name)

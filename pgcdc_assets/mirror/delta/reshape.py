@@ -236,9 +236,10 @@ def without_leaves(
 
 
 def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, position: Lsn) -> int:
-    """Continue the mirror ``former``, in the version that was read, at ``place``, as a copy of ``table`` at
-    ``position``. Returns the version at ``place``. ``position``: the effective position of ``former``, which may be
-    above the position that its commits record. ``root``: the lake's folder."""
+    """Give the mirror ``place`` the rows and columns of ``former`` (in the version that was opened). Its commit records
+    them as a copy of ``table`` at ``position``. Returns the new version of ``place``. ``position``: the effective
+    position of ``former``, which may be above the position that the commits of ``former`` record. ``root``: the lake's
+    folder."""
     held = former.delta
     if held is None:
         raise LakeError("does not exist, so it cannot be renamed", thing=f"mirror {former.name}")
@@ -255,8 +256,8 @@ def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, p
 
 
 def _continued(place: Mirror, held: DeltaVersion, table: Table, position: Lsn) -> int:
-    """Commit the continued mirror at ``place``. Its properties get the OID and structure of ``table``, because the
-    folder may have been another table's mirror."""
+    """Make the commit of a rename in ``place``. It also sets the OID and structure of ``table`` as properties, because
+    the folder may have been another table's mirror."""
     mirror = place.again()
     owned = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(mirror.name), **structured(table, position)}
     return continue_table(mirror.existing, held, {mirror.snapshot_app_id: position}, {**held.configuration, **owned})

@@ -55,8 +55,9 @@ class MergeTarget:
         return cls(table.folder, physical(columns, table.schema), tuple(columns.names), table.files)
 
     def groups(self, wanted: WantedKeys) -> Iterator[RowGroup]:
-        """The row groups that may contain a wanted key: statistics do not exclude all values of any column of
-        ``wanted``. Without columns, these are all row groups."""
+        """The row groups that may contain a wanted key. A row group is left out if the statistics of one column show
+        that it contains none of the values of this column in ``wanted``. If ``wanted`` is empty, all row groups are
+        returned."""
         for groups in self.files_groups(wanted):
             yield from groups
 

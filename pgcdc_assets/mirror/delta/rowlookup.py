@@ -62,9 +62,9 @@ def merge_keyed(
     write: Write,
 ) -> Effect:  # fmt: skip
     """Merge ``source``, the result of :func:`pgcdc_assets.mirror.net.neteffect.collapse`, into the target. ``masked``:
-    the attnums of columns for which some rows lack a value (unchanged TOAST); the target supplies it. ``leaves``:
-    truncated leaf partitions, whose rows are deleted. Raises MergeMismatch if source and target contradict each
-    other."""
+    the attnums of columns for which some rows of ``source`` lack a value (unchanged TOAST); these values are read from
+    the target. ``leaves``: truncated leaf partitions, whose rows are deleted. Raises MergeMismatch if source and target
+    contradict each other."""
     match = _Match(source, columns, masked, write)
     emptied = _Emptied(leaves)
     gone = _Gone()
@@ -82,8 +82,8 @@ def merge_keyed(
 def merge_multiset(
     target: MergeTarget, net: NetRows, columns: Sequence[FeedColumn], leaves: Sequence[str], write: Write
 ) -> Effect:
-    """Merge the net changes of a table without a key. Of each removed row, as many equal rows are deleted as its COUNT
-    says. Raises MergeMismatch if the target has fewer."""
+    """Merge the net changes of a table without a key. For each row of ``net.removed``, COUNT equal rows of the target
+    are deleted. Raises MergeMismatch if the target has fewer equal rows."""
     emptied = _Emptied(leaves)
     gone = _Gone()
     copies = _Copies(net.removed, columns)
@@ -97,7 +97,7 @@ def merge_multiset(
 
 
 class _Gone:
-    """The positions of the rows to delete, by file. A position that is added twice is counted once."""
+    """The positions of the rows to delete, by file. If :meth:`add` gets a position twice, it is counted once."""
 
     def __init__(self) -> None:
         self.positions: dict[str, BitMap64] = defaultdict(BitMap64)
@@ -145,7 +145,8 @@ class _Match:
         self._lacking = np.zeros(source.num_rows, dtype=bool)
         for column in self._kept:
             self._lacking |= _bools(source[f"{MASK}{column.attnum}"])
-        # Rows that moved to another key and lack values. The target has these values in the row with the old key.
+        # These rows of the source have changed their keys, and lack values. The target has these values in the row with
+        # the old key.
         self._moved = np.flatnonzero(_bools(pc.is_valid(source[ORIGIN])))
         origins = self._source[ORIGIN].filter(pc.is_valid(self._source[ORIGIN])).combine_chunks()
         self._origins = pa.Table.from_struct_array(origins)
@@ -232,8 +233,8 @@ class _Match:
 def _raw_filled(
     own: pa.ChunkedArray, given: pa.ChunkedArray, masks: Mapping[str, pa.ChunkedArray]
 ) -> pa.Array | pa.ChunkedArray:
-    """The ``_pgcdc_raw`` of each row. Where ``masks`` is true for a column, its text is taken from ``given`` (the row
-    of the target), as its value is. All other texts are taken from ``own``."""
+    """The ``_pgcdc_raw`` of each row. If ``masks`` is true for a column of a row, the column's value comes from the
+    target's row, so its text is also taken from there (``given``). All other texts are taken from ``own``."""
     if own.null_count + given.null_count == 2 * len(own):
         return own
     names = pc.unique(pa.concat_arrays([map_keys(own), map_keys(given)])).to_pylist()

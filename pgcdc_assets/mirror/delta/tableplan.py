@@ -80,8 +80,8 @@ class TablePlan:
 
     def begin(self) -> Applied | tuple[TablePlan, list[Collapsing]]:
         """Do the part that needs no Spark job. Sets the table aside if it is ``refused``. Otherwise adds new columns to
-        the mirror, and links the feed's files if that is enough. If not, returns the plan, and the units for the Spark
-        job."""
+        the mirror, and links the feed's files into the mirror if they can become files of it. If not, returns the plan,
+        and the units for the Spark job."""
         if self.refused is not None:
             return self.set_aside(self.refused)
         work = self.widened()

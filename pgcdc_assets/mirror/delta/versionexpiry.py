@@ -3,9 +3,9 @@ name), and deletes the files that only other versions need.
 
 A turn each second makes 86,400 versions a day. Each version has a commit, and a deletion vector for every file in which
 it deletes rows. The older points are, the fewer stay (:mod:`pgcdc_assets.core.retention`), and the versions that no
-point names any longer are deleted here. In the older part of the log, each promised version keeps only its commit, and
-gets a checkpoint. Above one checkpoint, the log stays complete. Table properties protect the promised versions from
-another writer's VACUUM or log clean-up.
+point names any longer are deleted here. From one checkpoint on, a mirror's Delta log stays complete. Below this
+checkpoint, only the promised versions stay: each keeps its own commit, and gets a checkpoint. Table properties protect
+the promised versions from another writer's VACUUM or log clean-up.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def unneeded_parts(mirror: Mirror, promised: Collection[int], grace: timedelta) 
     # A promised version that is not in the log belongs to an earlier table in this folder, and nobody reads it.
     kept = {version for version in promised if version <= mirror.version and listing.holds(version)}
     # All versions above the newest promised version stay; below it, versions younger than `grace`. But an earlier
-    # clean-up may have kept the newest promised version alone. The log is then complete only from `whole_since` on.
+    # clean-up may have kept only the commit of the newest promised version, and deleted the commits next to it. The log
+    # is then complete only from `whole_since` on.
     young = max(listing.first_young(max(kept, default=mirror.version), before), listing.whole_since)
     whole_from = listing.whole_from(young)
     alone = {version for version in kept if version < whole_from}

@@ -51,10 +51,10 @@ def key_outcomes(
 
     ``key``: the number of each event's key, from 0. ``op``: each event's operation, as its index in ``OPS``. The events
     must have no truncates. ``masks``: by attnum, which events lack the value. Keys that the events insert and delete
-    again are left out, except with ``keep_transient``. ``divided``: given if the events are only those of some keys, so
-    that one half of a key change may be missing; it marks the new halves, which must have all values. Raises
-    MergeMismatch if events contradict each other: an insert of a key that exists, or an update or delete of a key that
-    was deleted.
+    again are left out, except with ``keep_transient``. ``divided`` is given if the events are only those of some keys,
+    so that one half of a key change may be missing. It marks the events that are new halves. They must have all values.
+    Raises MergeMismatch if events contradict each other: an insert of a key that exists, or an update or delete of a
+    key that was deleted.
     """
     order = np.lexsort((ordinal, commit_lsn))
     by_key = order[np.argsort(key[order], kind="stable")]
@@ -106,8 +106,9 @@ def _refuse_contradictions(before: Ints, live: Bools, arrives: Bools, commit_lsn
 def _with_masks(
     net: KeyOutcomes, key: Ints, before: Ints, old_half: Ints, begins: Bools, masks: Mapping[int, Bools]
 ) -> KeyOutcomes:
-    """Find the event that has each masked value, by pointer doubling along the rows' chains. The events ``begins``
-    start a chain, and have all values."""
+    """For each masked value (see the module's docstring), find the earlier event of the same row that has it, by
+    pointer doubling along each row's chain of events. The events for which ``begins`` is true start a chain, and have
+    all values."""
     previous = np.where(old_half >= 0, before[old_half], before)
     previous = np.where(begins, -1, previous)
     here = np.arange(len(key), dtype=np.int64)
@@ -125,7 +126,8 @@ def _with_masks(
 
 
 def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, touched: Bools) -> Bools:
-    """For each key, whether a ``touched`` event has this key, or has a key from which a row moved to this key."""
+    """For each key, whether it is the key of a ``touched`` event, or a key to which a row moved from such a key, maybe
+    in several steps."""
     order = np.lexsort((ordinal, commit_lsn))
     old_half = _old_halves(op, commit_lsn, ordinal, order)
     news = np.flatnonzero(old_half >= 0)

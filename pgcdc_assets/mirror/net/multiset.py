@@ -35,7 +35,8 @@ COUNT = "_pgcdc_count"
 @dataclass(frozen=True)
 class NetRows:
     """The net effect. ``added``: the rows to add, with the feed's column names. ``removed``: the distinct rows to
-    delete, with COUNT. It has the column ``_pgcdc_leaf`` only if a deleted row must be in the same leaf partition."""
+    delete, with COUNT. ``removed`` has the column ``_pgcdc_leaf`` only if rows may be deleted only in this leaf
+    partition."""
 
     added: pa.Table
     removed: pa.Table
@@ -43,9 +44,9 @@ class NetRows:
 
 def net_rows(events: pa.Table, columns: Sequence[FeedColumn], *, by_leaf: bool = True) -> NetRows:
     """Compute the net effect of these events. Truncates, and the events that they make void, must have been removed. If
-    equal rows are both added and deleted, they cancel each other, and the newest of the added rows remain. ``by_leaf``:
-    deleted rows are searched only in the leaf partition of their event. False for a table that is published via its
-    root: its events lack the leaf, but rows of a snapshot copy have it."""
+    equal rows are both added and deleted, they cancel each other. If more are added than deleted, the newest added rows
+    remain. ``by_leaf``: deleted rows are searched only in the leaf partition of their event. False for a table that is
+    published via its root: its events lack the leaf, but rows of a snapshot copy have it."""
     events = events.combine_chunks()
     group = _groups(events, columns)
     leaving = pc.is_in(events[OP], pa.array([DELETE, PREIMAGE])).to_numpy().astype(bool)

@@ -27,8 +27,8 @@ UPSERT, REMOVE = "U", "D"
 PRESENT = "_pgcdc_present"
 """Whether the target must hold the key: true, false, or NULL if that is not known."""
 ORIGIN = "_pgcdc_origin"
-"""Struct of a key and its ``_pgcdc_raw``. The target's row with this key has the values that the events lack. NULL: it
-is the row with the same key."""
+"""Struct of a key and its ``_pgcdc_raw``. The target's row with this key has the values that the events lack. NULL: the
+target's row with the merge source's own key has them."""
 ARRIVES = "_pgcdc_arrives"
 """Column of events, only if the events were divided by key: whether the event is the new half of a key change. It then
 has all values, and the old half may be in another unit of work."""
@@ -101,8 +101,9 @@ def collapse_touched(
 ) -> pa.Table:
     """Make the merge source of a repair from ``events``, which reach from the repaired range up to the mirror's
     position. It has only the keys that changed in the range ``touched`` (None: all keys), and the keys to which rows
-    moved from these keys. A wrong mirror may or may not hold these keys, so the merge does not check this. Only if no
-    event has some value of a row, the target must hold the row, under the row's newest key."""
+    moved from these keys. A wrong mirror may or may not hold these keys, so the merge does not check this. Exception:
+    if no event has one of a row's values, the value is read from the target. So the target must then hold the row,
+    under the row's newest key."""
     events = events.combine_chunks()
     places = _places(events, columns)
     net = key_outcomes(*places, _present_masks(events, masked), keep_transient=True)
