@@ -87,8 +87,8 @@ class Runner:
             return [*switch, *text]
         kept = f"-all,+{self.capability}"
         return [
-            # initdb uses access(2) to find the program postgres. With no_setuid_fixup, access(2) respects the
-            # capability.
+            # initdb checks with access(2) that it can execute the program postgres. access(2) normally ignores the
+            # capabilities of a process that is not root. With no_setuid_fixup, it respects the capability.
             "setpriv", "--securebits=+no_setuid_fixup", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups",
             f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}", *text,
         ]  # fmt: skip

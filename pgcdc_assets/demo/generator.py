@@ -17,10 +17,12 @@ _ROLLED_BACK = 0.05
 """The share of transactions that the generator rolls back on purpose."""
 _LARGE_AFTER, _LARGE_EVERY, _LARGE_ROWS = 3.0, 60.0, 20_000
 _TRUNCATE_AFTER, _TRUNCATE_EVERY = 5.0, 15.0
-"""Seconds before the first TRUNCATE, and between two of them. They are short, so that a short demo has some."""
+"""Seconds before the first TRUNCATE, and between two of them. They are short, so that even a short demo contains a
+TRUNCATE."""
 _TRUNCATE_OFTEN, _TRUNCATE_LATER = 60.0, 60.0
 """Seconds after which TRUNCATE becomes rare, and seconds between two of them after that. A copy or a comparison of the
-table starts again after each TRUNCATE, and takes longer than _TRUNCATE_EVERY on a slow machine."""
+table starts again after each TRUNCATE. On a slow machine, this takes longer than _TRUNCATE_EVERY, so it would never end
+if TRUNCATE stayed frequent."""
 
 _LOSSES = (
     psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation,

@@ -65,7 +65,7 @@ def images(
     many columns the relation has.
 
     The payload is decoded in pieces of at most ``piece_bytes``. Returns one :class:`Images` for each piece and kind of
-    tuple. An update with an old tuple is in two of them. With ``shown``, bytes that are not text in ``encoding`` are
+    tuple. So an update with an old tuple is in two Images. With ``shown``, bytes that are not text in ``encoding`` are
     replaced as in :meth:`Encoding.shown`; otherwise they raise UndecodedValue. Raises ProtocolError for the first
     message that :mod:`pgcdc_assets.protocol.decode` would reject, or that has a different number of columns. The error
     names the message's LSN if ``lsns`` (one for each message) is given.
@@ -205,8 +205,8 @@ class _Walk:
         return self.words[self._cursor(rows)].astype(np.int64)
 
     def _move(self, rows: Ints | None, to: Ints, what: str) -> None:
-        """Moves the cursors. Raises ProtocolError if a cursor would leave its message. So reads at a cursor need no
-        check."""
+        """Moves the cursors. Raises ProtocolError if a cursor would leave its message, so that later reads at a cursor
+        need no check."""
         self._require(to <= (self.ends if rows is None else self.ends[rows]), rows, what)
         if rows is None:
             self.at = to

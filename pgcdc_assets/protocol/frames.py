@@ -97,8 +97,9 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
     ends = _ends(octets, places)
     known = (ends - places >= HEADER) & (ends <= len(octets))
     places, ends = places[known], ends[known]
-    # Indexes of the candidates that do not end where the next candidate begins, and of the last candidate. The next
-    # candidate is then a false match inside the message, or is preceded by a message too long to be a candidate.
+    # The indexes of candidates that do not end where the next candidate begins, and of the last candidate. After such a
+    # candidate, the next candidate is either a false match inside it, or is preceded by a message that is too long to
+    # be a candidate.
     breaks = np.append(np.flatnonzero(ends[:-1] != places[1:]), len(places) - 1)
     starts: list[Ints] = []
     at = 0
@@ -119,7 +120,7 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
 
 def _look_alikes(octets: Octets) -> Ints:
     """Places where the byte ``d`` is followed by two zero bytes, as at the beginning of a message of less than 64 KiB.
-    Nearly all messages are shorter, and few other bytes match."""
+    Nearly all messages are that short, and few other places match."""
     last = len(octets) - HEADER
     # We search for pairs of bytes, at even and at odd places, because the byte ``d`` alone occurs in every text.
     even, odd = octets[: 2 * (last // 2 + 1)].view("<u2"), octets[1 : 1 + 2 * ((last + 1) // 2)].view("<u2")

@@ -59,8 +59,8 @@ class FrameKind(IntEnum):
     STATUS = ord("r")
     ROW = 8
     """Not in the protocol. It marks a row of pg_logical_slot_get_binary_changes in COPY's binary form, which pgcdc
-    reads as if it were XLogData (see ``source/stream/drain.py``). Where a frame has its kind, the row has the last byte
-    of the length of its LSN, and this length is always 8."""
+    reads as if it were XLogData (see ``source/stream/drain.py``). At the byte offset at which a frame has its kind,
+    such a row has the last byte of the length field of its LSN column. An LSN has 8 bytes, so this byte is always 8."""
 
 
 class MessageKind(IntEnum):

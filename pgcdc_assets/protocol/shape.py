@@ -147,8 +147,8 @@ def _columns(relation: Relation, facts: RelationFacts) -> tuple[ShapeColumn, ...
 
 
 def _column(column: RelationColumn, known: Column | None, types: dict[int, PgType]) -> ShapeColumn:
-    """Finds the column's attnum and type. The catalog is newer than the message. So if its column of this name has
-    another type, it is taken for a different column, and the attnum is not known."""
+    """Finds the column's attnum and type. The catalog is newer than the message. So if the catalog's column of this
+    name has another type, it is treated as a different column, and the attnum is not known."""
     if known is not None and known.type.oid == column.type_oid:
         return ShapeColumn(column.name, known.attnum, replace(known.type, typmod=column.typmod), column.key)
     type_ = types.get(column.type_oid)

@@ -14,7 +14,8 @@ from pgcdc_assets.registry.named import OWNER, NamedTable, refuse_other
 
 _MISSING: Final = "EntityNotFoundException"
 _FOR_ALL: Final = ("ExpiredToken", "UnrecognizedClient", "InvalidSignature", "Throttling", "InternalService")
-"""Error codes, without their endings, that a request for any other table would get too."""
+"""The beginnings of error codes that do not depend on the table, so that a request for any other table would get them
+too."""
 _SECONDS: Final = 10
 _SEQUENCE_FILE: Final = {
     "InputFormat": "org.apache.hadoop.mapred.SequenceFileInputFormat",

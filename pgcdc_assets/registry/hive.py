@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from pgcdc_assets.spark.session import SparkOnDemand
 
 _MISSING: Final = ("NoSuchObjectException", "UnknownDBException", "InvalidObjectException")
-"""Hive's exceptions for a missing table or database. ``createTable`` raises the last one for a missing database."""
+"""Hive's exceptions for a missing table or database. ``createTable`` raises InvalidObjectException for a missing
+database."""
 _OF_ONE: Final = (*_MISSING, "AlreadyExistsException", "InvalidOperationException", "MetaException")
-"""Exceptions of a call that creates or changes something. They concern only this table, so other tables are still
+"""Exceptions of a call that creates or changes something, if they concern only this table. Other tables are then still
 registered."""
 _SECONDS: Final = "10s"
 

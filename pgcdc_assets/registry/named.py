@@ -72,7 +72,7 @@ class Registry(Protocol):
     """A catalog in which mirrors are registered. Every call may be repeated.
 
     A call raises RegistryUnreachable if the catalog does not answer, so that calls for other tables would fail too. It
-    raises RegistryRefused if the catalog refuses only this table. Messages contain names, but no credentials."""
+    raises RegistryRefused if the catalog refuses only this table. The errors contain names, but no credentials."""
 
     def put(self, table: NamedTable) -> None:
         """Registers the table, or changes its entry if location, columns or comment differ. Raises RegistryRefused if
@@ -91,7 +91,7 @@ def owner(identity: Identity, name: TableName) -> str:
 
 def refuse_other(properties: Mapping[str, str] | None, table: NamedTable, entry: str) -> None:
     """Raises RegistryRefused if the entry with the table's name does not belong to this mirror. ``properties``: the
-    entry's."""
+    properties of that entry."""
     if (properties or {}).get(OWNER) != table.owner:
         raise RegistryRefused(
             f"the name {entry} is taken by a table that this project did not register", thing=f"table {table.name}",

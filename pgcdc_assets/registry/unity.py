@@ -22,9 +22,9 @@ TOKEN: Final = "UNITY_CATALOG_TOKEN"
 _SECONDS: Final = 10.0
 """Time limit of one request. A request for metadata normally takes milliseconds."""
 _FOR_ALL: Final = frozenset({401, 429})
-"""HTTP statuses that a request for any other table would get too."""
+"""HTTP statuses that do not depend on the table, so that a request for any other table would get them too."""
 _TYPE_NAMES: Final = {"integer": "INT"}
-"""Unity Catalog's names of the Delta types for which it does not use Delta's word in upper case."""
+"""Unity Catalog's name of each Delta type for which this name is not Delta's name in upper case."""
 
 
 class _NoRedirects(HTTPRedirectHandler):

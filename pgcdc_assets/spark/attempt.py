@@ -1,5 +1,5 @@
 """One attempt at a task, in a Spark worker. Driver and worker unpickle each other's data, so both must have the same
-versions.
+versions of pgcdc_assets, Python and pyarrow.
 
 Every job imports this module in the worker, so it must not import Spark or the driver's modules.
 """

@@ -70,7 +70,7 @@ def _check(folder: Path) -> None:
 
 
 def _fetch(folder: Path) -> None:
-    """Downloads Delta's jars, without the modules of which pyspark already has any version."""
+    """Downloads Delta's jars, except modules that pyspark already has in some version."""
     line = ".".join(pyspark.__version__.split(".")[:2])
     delta = version("delta-spark")
     own = Path(pyspark.__file__).parent / "jars"

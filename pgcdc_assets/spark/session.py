@@ -104,7 +104,8 @@ def reading(master: str) -> dict[str, str]:
         "spark.sql.extensions": EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.session.timeZone": "UTC",
-        # Otherwise Spark's pushed-down filters shift dates in the ten days that October 1582 lacked, and miss rows.
+        # Otherwise Spark's pushed-down filters shift dates in the ten days that the calendar skipped in October 1582,
+        # and miss rows.
         "spark.sql.datetime.java8API.enabled": "true",
         "spark.sql.caseSensitive": "false",
         "spark.sql.ansi.enabled": "true",

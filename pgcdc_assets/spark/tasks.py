@@ -34,8 +34,8 @@ class TaskSum(Generic[Result]):
     """A sum over the results of a job's tasks, which shows progress, because it grows whenever a task ends."""
 
     def __init__(self, session: SparkSession, number: Callable[[Result], int]) -> None:
-        """``number``: a function of a module, which is called in the worker with a task's result, and returns the
-        number to add to the sum."""
+        """``number``: a function that is called in the worker with a task's result, and returns the number to add to
+        the sum. It must be defined at the top level of a module, because it is pickled."""
         self.number = number
         self.sum = session.sparkContext.accumulator(0)
 
@@ -49,9 +49,9 @@ def run_tasks(
 ) -> list[Result]:
     """Runs ``task`` once per spec, each in its own Spark task. Returns the results in the order of the specs.
 
-    Task, specs and results are pickled, so ``task`` must be a function of a module. It may run more than once for a
-    spec (a retried or speculative attempt). So the files that it writes must have unique names, and the caller may use
-    only the files that the returned results name. ``sums`` grow with each task that ends.
+    Task, specs and results are pickled, so ``task`` must be a function at the top level of a module. It may run more
+    than once for a spec (a retried or speculative attempt). So the files that it writes must have unique names, and the
+    caller may use only the files that the returned results name. ``sums`` grow with each task that ends.
 
     Raises the PgcdcError of a task unchanged. Raises MachineError for errors of the system, such as a full disk, and
     for an executor whose Python or packages differ from the driver's.

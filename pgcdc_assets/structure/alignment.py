@@ -69,7 +69,8 @@ def _candidates(table: Table, lineage: Lineage, shape: Shape) -> list[_Candidate
         one.must = attnum in shape.live and attnum <= lineage.copied
         one.before_others = attnum in shape.live
     found |= {attnum: _Candidate(None) for attnum in unseen}
-    # Columns that were added last, and dropped before the next catalog check, have left no trace in the catalog.
+    # Columns that were added last, and dropped before the next catalog check, have left no trace in the catalog. So
+    # each of the message's last columns may be such a column.
     last = [_Candidate(None) for _ in shape.columns]
     return [*(found[attnum] for attnum in sorted(found)), *last]
 

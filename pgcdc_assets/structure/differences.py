@@ -101,9 +101,10 @@ def _partitions(before: Table, now: Table) -> Iterator[Change]:
 
 def _storage(before: Table, now: Table) -> Iterator[Change]:
     """Yields a difference if the table has new files that ALTER TABLE may have made. TRUNCATE, VACUUM FULL and CLUSTER
-    make new files too, but after these commands the stream is still complete. They keep the TOAST table, and mostly
-    leave pg_attribute unchanged. (An exception: VACUUM FULL and CLUSTER move the values of ``attmissingval`` into the
-    rows.) If the catalog does not show which kind of command made the files, this alone is a difference."""
+    make new files too, but after these commands the stream is still complete. These three commands keep the TOAST
+    table, and mostly leave pg_attribute unchanged. (An exception: VACUUM FULL and CLUSTER move the values of
+    ``attmissingval`` from pg_attribute into the rows.) If the catalog does not show which kind of command made the
+    files, this alone is a difference."""
     if _maybe_rewritten(before, now) and rewritten(before.marks.columns, now.marks.columns):
         yield Change(Difference.REWRITTEN, "its rows were rewritten by ALTER TABLE")
     elif not list(_columns(before, now)):

@@ -34,7 +34,8 @@ NOT_WHOLE = "REPLICA IDENTITY is no longer FULL, and there is no key"
 
 @dataclass(frozen=True)
 class Unreadable:
-    """The result if rows cannot be read with the structure of the mirror. ``reason`` is a text for messages."""
+    """The result if rows cannot be read with the structure of the mirror. ``reason`` says why, for reports and error
+    texts."""
 
     reason: str
 
@@ -43,9 +44,9 @@ def table_of_rows(
     table: Table, shape: Shape, facts: RelationFacts | None = None, *, past: bool = False, after: Lsn | None = None
 ) -> Table | Unreadable:  # fmt: skip
     """The structure with which rows of the shape are read: ``table`` itself, or ``table`` with the columns that the
-    shape adds. ``facts``: the shape's catalog facts, needed only for a new column. ``past``: whether the mirror has
-    already applied these rows; a column that the shape lacks may then have been added after them. ``after``: all rows
-    of the shape belong to transactions that commit at or above this LSN."""
+    shape adds. ``facts``: the shape's catalog facts, needed only for a new column. ``past``: whether these rows are
+    already applied to the mirror; a column that the shape lacks may then have been added after the rows were written.
+    ``after``: all rows of the shape belong to transactions that commit at or above this LSN."""
     if unsettled(table, after):
         return _by_order(table, shape)
     reason = _newer_catalog(table, shape) or _other_key(table, shape) or _other_columns(table, shape, past)
@@ -116,8 +117,9 @@ def together(tables: Iterable[Table]) -> Table:
 
 def _newer_catalog(table: Table, shape: Shape) -> str | None:
     """Describes how columns were dropped or renamed between the message and the reading of the catalog; None if they
-    were not. If the catalog lacks a column of the message, the mirror's column of the same name gives the attnum, if
-    the relation still has this attnum. If the attnums do not ascend, columns have exchanged their names."""
+    were not. If the catalog has no column with the name and type of a column of the message, the mirror's column with
+    this name and type gives the attnum. If the relation no longer has this attnum, the column was dropped or renamed;
+    for a leaf, this is always assumed. If the attnums do not ascend, columns have exchanged their names."""
     places: list[int] = []
     for column in shape.columns:
         known = _known(table, shape, column)

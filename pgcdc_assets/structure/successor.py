@@ -81,7 +81,7 @@ def alike(left: Table, right: Table) -> bool:
 
 
 def obstacle(before: Table, now: Table) -> str | None:
-    """Why the mirror's own rows cannot get the structure of ``now``, as a text for messages; None if they can."""
+    """Why the mirror's own rows cannot get the structure of ``now``, as a text for reports; None if they can."""
     if before.root or now.root or (before.partitioned, before.via_root) != (now.partitioned, now.via_root):
         return "how it is partitioned or published has changed"
     if (reason := key_changed(before, now)) is not None:

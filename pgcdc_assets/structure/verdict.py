@@ -44,7 +44,7 @@ from pgcdc_assets.structure.successor import alike, obstacle
 PAGE_BYTES: Final = 8192
 """Default size of a page on the source. A server can be built with another size."""
 _TOLD: Final = 5
-"""How many changes of one table a message names."""
+"""The most changes of one table that a report names."""
 _NOT_CARRIED: Final = frozenset({
     Difference.RECREATED, Difference.REPUBLISHED, Difference.PARTITIONS_UNTOLD, Difference.VALUES, Difference.KEY_SEEN,
 })  # fmt: skip
@@ -111,9 +111,9 @@ def verdict(
     refusal: str | None = None, without_rows: Callable[[int], bool] = lambda oid: False, paused: bool = False,
 ) -> Verdict:  # fmt: skip
     """Decides what happens to the mirror of ``record``, whose table the catalog shows as ``now``. ``found``: the
-    differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can contain the table, if so.
-    ``without_rows``: returns whether the relation with this OID certainly has no rows. ``paused``: whether mirrors must
-    not be changed now."""
+    differences between the two (:func:`differences.changes`). ``refusal``: why no mirror can contain the table; None if
+    a mirror can. ``without_rows``: returns whether the relation with this OID certainly has no rows. ``paused``:
+    whether mirrors must not be changed now."""
     unread, lost, partitions = record.unread, _of(found, _NOT_CARRIED), _of(found, {Difference.PARTITIONS})
     if record.former is not None:
         return Recopy((lost or partitions)[0].what) if lost or partitions else Later()
@@ -174,8 +174,8 @@ def _partitions(
     record: TableRecord, now: Table, rules: Rules, without_rows: Callable[[int], bool], what: str
 ) -> Verdict:
     """Decides if partitions were added or removed. The stream does not contain the rows that a partition had when it
-    was attached. If a new partition is empty now, it is taken to have had no such rows, so that the stream contains all
-    its rows."""
+    was attached. If a new partition is empty now, pgcdc assumes that it had no rows then, and that the stream therefore
+    contains all its rows."""
     known = {leaf.oid for leaf in record.table.leaves}
     filled = next((leaf for leaf in now.leaves if leaf.oid not in known and not without_rows(leaf.oid)), None)
     if filled is not None:

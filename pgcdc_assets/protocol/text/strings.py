@@ -145,7 +145,7 @@ def elements(text: pa.StringArray, delimiter: str = ",") -> Elements:
 
 @dataclass(frozen=True)
 class _Marks:
-    """Where the column's bytes contain marks that are not part of an element: offsets, ascending."""
+    """The offsets, in ascending order, of those bytes of the column that are not part of an element's text."""
 
     quotes: Ints
     """Quotes that open or close an element."""

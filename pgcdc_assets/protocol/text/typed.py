@@ -88,8 +88,8 @@ def row_hash(text: Sequence[pa.Array | pa.ChunkedArray], names: Sequence[str], r
 
 def _text_hash(text: pa.StringArray) -> Words:
     """Computes for each value a polynomial in ``_FACTOR`` over its bytes, plus its length. One running sum over the
-    whole buffer, with increasing powers of ``_FACTOR``, contains the sums of all values. Each value's part of it is
-    divided by the power at the value's start, so that the result does not depend on where the value starts."""
+    whole buffer, with increasing powers of ``_FACTOR``, contains the sums of all values. Each value's part of this sum
+    is divided by the power at the value's start, so that the result does not depend on where the value starts."""
     octets, offsets = laid_out(text)
     sums = np.zeros(len(octets) + 1, _UNSIGNED)
     np.cumsum((octets.astype(_UNSIGNED) + _UNSIGNED(1)) * _powers(_FACTOR, len(octets)), out=sums[1:])

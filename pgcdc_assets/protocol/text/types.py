@@ -222,8 +222,8 @@ def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
 
 
 def _within_years(values: pa.Array, unfit: Bools | None, number: pa.DataType, unit: str) -> Cast:
-    """Makes values outside of the years 0001 to 9999 in UTC NULL, and marks them. Because of its UTC offset, a value
-    can be outside even if the year in its text is inside."""
+    """Replaces values outside of the years 0001 to 9999 (in UTC) with NULL, and marks them as unfit. Because of its UTC
+    offset, a value can be outside even if the year in its text is inside."""
     first, last = _SPAN[unit]
     numbers = values.view(number)
     seen = pc.min_max(numbers).as_py()

@@ -22,8 +22,8 @@ from pgcdc_assets.source.catalog.published import GENERATED_SINCE, PublicationRo
 
 @dataclass(frozen=True)
 class Assembly:
-    """The catalog rows from which the tables are built. Relations are known by their OIDs. ``leaves``: the leaves of
-    each partitioned table. ``places``: see :func:`read_places`. ``attached``: see :attr:`Leaf.attached`."""
+    """The catalog rows from which the tables are built. Relations are identified by their OIDs. ``leaves``: the leaves
+    of each partitioned table. ``places``: see :func:`read_places`. ``attached``: see :attr:`Leaf.attached`."""
 
     server_version: int
     published: Mapping[int, Published]
@@ -190,7 +190,7 @@ class Assembly:
 
 
 def _with_defaults_of(leaves: Sequence[CatalogRelation], columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """Takes the value that a column has in older rows from the leaves. For a partitioned table, ADD COLUMN ... DEFAULT
-    stores this value (attmissingval) only there."""
+    """Returns the columns with the value that each has in rows older than the column (attmissingval), as the leaves
+    have it. For a partitioned table, ADD COLUMN ... DEFAULT stores this value only in the leaves."""
     noted = {column.name: column.missing for leaf in leaves for column in leaf.columns if column.missing is not None}
     return tuple(replace(column, missing=noted.get(column.name, column.missing)) for column in columns)

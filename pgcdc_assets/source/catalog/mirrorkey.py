@@ -44,8 +44,8 @@ class RowIdentity:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Columns that a key tuple ``K`` contains. Empty with FULL, which sends the whole old row instead, and if there
-        is no usable identity."""
+        """Columns that a key tuple ``K`` contains. Empty if there is no usable key, or if the replica identity is FULL,
+        with which the stream contains the whole old row."""
         return {"d": self.primary, "i": self.index}.get(self.replica_identity, ())
 
     @property

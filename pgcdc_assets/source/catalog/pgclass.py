@@ -20,8 +20,9 @@ from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 
-# We do not call pg_relation_filenode(), because it ignores the query's snapshot. It could return the file that an ALTER
-# TABLE has just made, together with the old columns. This would look like a TRUNCATE.
+# We do not call pg_relation_filenode(), because it ignores the query's snapshot. It could return the relfilenode from
+# after an ALTER TABLE, while the query returns the columns from before it. The rewrite by ALTER TABLE would then look
+# like a TRUNCATE.
 _RELATIONS = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relreplident::text,
        c.relfilenode, c.reltoastrelid, greatest(c.relpages, 0), greatest(c.reltuples, 0)::int8,

@@ -2,7 +2,7 @@
 
 The inner types matter because the text of their values may change although no row is written. These commands change it:
 ALTER TYPE ... RENAME VALUE, ADD ATTRIBUTE and DROP ATTRIBUTE (ALTER TABLE ... ADD COLUMN if a table is used as a row
-type), and the renaming of an object whose name the value prints.
+type), and the renaming of an object, if the text of a value is the object's name.
 """
 
 from __future__ import annotations

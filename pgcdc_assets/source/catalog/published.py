@@ -1,10 +1,10 @@
 """Reads what publications publish, as the server's view pg_publication_tables shows it.
 
 The view waits for sessions that hold ACCESS EXCLUSIVE on a published table (TRUNCATE, ALTER TABLE, VACUUM FULL).
-Logical decoding does not wait for such a lock, so our query must not delay it either. If a table is locked, we read the
-catalog tables instead, by the rules of ``pg_get_publication_tables`` (PostgreSQL, pg_publication.c). To print a row
-filter, PostgreSQL opens the filter's table. So we then read each row filter by its own query, which waits only for this
-table.
+Logical decoding does not wait for such a lock, so the receiver must not wait for one in our query either. If a table is
+locked, we read the catalog tables instead, by the rules of ``pg_get_publication_tables`` (PostgreSQL,
+pg_publication.c). To print a row filter, PostgreSQL opens the filter's table. So we then read each row filter by its
+own query, which waits only for this table.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def read_published(
     conn: psycopg.Connection[Any], publications: Sequence[str], oids: Iterable[int] | None = None, *,
     unread: bool = False,
 ) -> dict[int, Published]:  # fmt: skip
-    """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them. A root
-    without leaves is returned as itself. ``oids`` restricts the result, which is much cheaper with hundreds of
-    published tables.
+    """Returns the relations of these publications by OID: leaves or roots, as each publication publishes them. A
+    partitioned table without leaves is returned with its own OID. ``oids`` restricts the result, which is much cheaper
+    with hundreds of published tables.
 
     A row filter cannot be read while its table is locked. With ``unread``, the filter is then UNREAD in the result.
     Otherwise CopyBlocked is raised."""
@@ -95,7 +95,7 @@ def read_published(
     query = _QUERY.format(lists=lists, own=own, only="" if oids is None else _ONLY)
     wanted = {"names": list(publications), "oids": sorted(set(oids or ())), "version": version}
     try:
-        # The rollback restores the lock_timeout of the caller's own transaction.
+        # If the caller has opened a transaction, the rollback of our savepoint restores its lock_timeout.
         with conn.transaction(force_rollback=True):
             conn.execute(_LOCK_TIMEOUT)
             found = conn.execute(query.encode(), wanted).fetchall()
@@ -114,7 +114,8 @@ def read_published(
 
 def _combined(oid: int, entries: list[tuple[Any, ...]]) -> Published:
     """Combines several publications of one table. An operation is published if any publication publishes it, and row
-    filters are combined by OR. The server itself reports different column lists as an error."""
+    filters are combined by OR. If publications have different column lists for the table, the server itself raises an
+    error."""
     _, names, inserts, updates, deletes, truncates, via_root, columns, filters = zip(*entries, strict=True)
     listed = None if any(column is None for column in columns) else tuple(columns[0])
     return Published(
@@ -314,11 +315,12 @@ class PublicationRows:
         return frozenset(oid for _, oid in self.relations)
 
     def listing(self, publications: Iterable[str], oid: int) -> Marks:
-        """Returns the rows by which these publications list the relation by name."""
+        """Returns the marks of the catalog rows with which these publications list the relation by name."""
         return tuple(sorted(self.relations[name, oid] for name in publications if (name, oid) in self.relations))
 
     def of(self, publications: Iterable[str], oids: Iterable[int], schemas: Iterable[str]) -> Marks:
-        """Returns the rows of these publications, and the rows by which they list these relations and schemas."""
+        """Returns the marks of these publications' own rows, and of the rows with which they list these relations and
+        schemas."""
         members, places = list(oids), list(schemas)
         marks: list[Mark] = []
         for name in publications:

@@ -120,7 +120,8 @@ def read_catalog(
     conn: psycopg.Connection[Any], identity: Identity, publications: Sequence[str], patterns: Sequence[str] = (),
     before: Sequence[Table] = (),
 ) -> Catalog:  # fmt: skip
-    """Reads the catalog to save. The first publication is the main publication. ``before``: see :func:`read_tables`."""
+    """Reads the catalog in the form in which the project saves it. ``publications``: first the publication of the
+    settings, then our publication for inserts only, if there is one. ``before``: see :func:`read_tables`."""
     tables = read_tables(conn, publications, patterns, before)
     encoding = encoding_of(conn).name
     return Catalog(identity, publications[0], conn.info.server_version, tables, tuple(publications), encoding)
@@ -245,8 +246,8 @@ _NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^".\s][^".]*')
 @dataclass(frozen=True)
 class TablePatterns:
     """Patterns of the form ``schema.table`` with ``*`` and ``?``. A pattern that begins with ``-`` excludes tables. A
-    name without a schema is in the schema public. A table is selected if an inclusion matches it, or there are no
-    inclusions, and no exclusion matches it. Patterns are case-sensitive. A part in double quotes is taken literally."""
+    name without a schema is in the schema public. A table is selected if an inclusion matches it (or there are no
+    inclusions) and no exclusion matches it. Patterns are case-sensitive. A part in double quotes is taken literally."""
 
     included: tuple[re.Pattern[str], ...] = ()
     excluded: tuple[re.Pattern[str], ...] = ()

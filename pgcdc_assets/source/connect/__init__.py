@@ -1,5 +1,6 @@
 """Connects to the source. Each connection has fixed session settings and raises the errors of ``errors.py``. It is
-treated as lost if the server sends nothing for a minute and does no work for us. Messages contain no secrets.
+treated as lost if the server sends nothing for a minute and does no work for us. Errors and log lines contain no
+secrets.
 
 connection    connects for SQL, by psycopg; quotes names and values
 walsender     the replication connection, by libpq

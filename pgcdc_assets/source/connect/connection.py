@@ -29,7 +29,7 @@ APPLICATION = "pgcdc_assets"
 then wait for pgcdc."""
 
 _SESSION = {
-    # Every value has one text form, independent of the defaults of the server, the database and the role.
+    # With these settings, each value has only one text form. The defaults of server, database and role do not matter.
     "TimeZone": "UTC",
     "DateStyle": "ISO",
     "IntervalStyle": "postgres",
@@ -40,12 +40,12 @@ _SESSION = {
     # filter is used again in COPY commands.
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
-    # The holder of a snapshot is idle in its transaction for as long as the copy takes.
+    # No time limits, because the session that holds a snapshot is idle in its transaction during the whole copy.
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # The search path decides how regclass and similar types print, and which operators are found. No user can create a
-    # function in this schema.
+    # The search path decides how regclass and similar types print, and which operators are found. pg_catalog is safe,
+    # because ordinary users cannot create functions in it.
     "search_path": "pg_catalog",
     # Roles for reporting often have this setting on, but setup has to create publications.
     "default_transaction_read_only": "off",
@@ -55,8 +55,8 @@ _TRANSPORT = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
-    # Without this limit, Linux would retry for a quarter of an hour: TCP sends no keepalives while sent data is
-    # unacknowledged, and we send a status every five seconds.
+    # Without this limit, Linux would notice a vanished peer only after a quarter of an hour. TCP sends no keepalives
+    # while sent data is unacknowledged, and we send a status update every five seconds.
     "tcp_user_timeout": "60000",
     "client_encoding": "UTF8",
     # The value is empty, so that a value from a service file is not used.
@@ -71,9 +71,9 @@ _TRANSACTION_TIMEOUT_SINCE = 170000
 
 
 class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A psycopg connection that raises SourceUnavailable if it is lost, or if the server sends nothing for a minute
-    although the query's session is not active. While the session is active, a query may take any time, and ``on_wait``
-    is called every ten seconds."""
+    """A psycopg connection that raises SourceUnavailable if it is lost, or if the server sends nothing for a minute and
+    our session on the server is not active. While this session is active, a query may take any time, and ``on_wait`` is
+    called every ten seconds."""
 
     patience: ClassVar[Patience] = FOR_QUERIES
     endpoint: str = "source"
@@ -81,10 +81,12 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
     session: Session | None = None
     """The session on the server; None until the server has sent its pid."""
     on_wait: Callable[[str], None] | None = None
-    """Called during a long wait, with a text that says what the source waits for. If None, the text is logged."""
+    """Called during a long wait, with a text that says what our session on the server does, such as which lock it waits
+    for. If None, the text is logged."""
     encoding: Encoding = UTF8
-    """The encoding of all texts: the server's encoding. With UTF8, the server would end the stream, copy or query at
-    the first text that it cannot convert. In the server's encoding, such a text affects only its own table."""
+    """The encoding of all texts: the server's encoding. If we requested UTF8, the server would end the stream, copy or
+    query at the first text that it cannot convert. In the server's own encoding, the server sends such a text
+    unchanged, and only the table with this text is affected."""
 
     def execute(
         self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
@@ -192,9 +194,9 @@ def connect(
     conninfo: str, *, application_name: str = APPLICATION, row_security: bool = True,
     options: Mapping[str, str] | None = None, **kwargs: Any,
 ) -> SourceConnection:  # fmt: skip
-    """Opens an autocommit connection with the session settings above. Copies set ``row_security=False``: then a policy
-    that would hide rows raises an error. Raises SourceUnavailable, or SourceNotReady if the server refuses the
-    connection."""
+    """Opens an autocommit connection with the settings of _SESSION. Copies set ``row_security=False``, so that the
+    server raises an error if a policy would hide rows. Raises SourceUnavailable, or SourceNotReady if the server
+    refuses the connection."""
     extra = dict(options or {})
     if not row_security:
         extra["row_security"] = "off"
@@ -222,7 +224,7 @@ def _opened(conninfo: str, full: str, **kwargs: Any) -> SourceConnection:
 
 
 def _session_settings(conn: SourceConnection, more: Mapping[str, str]) -> str:
-    """Returns a statement that makes all session settings again, because a pooler may drop the start-up options. Its
+    """Returns a statement that sets all session settings again, because a pooler may drop the start-up options. Its
     first column is the session's pid, because the pid that libpq gets from a pooler is wrong."""
     late = {"client_encoding": conn.encoding.name}
     # Servers before 17 have no transaction_timeout, and would refuse a connection that names it at start-up.
@@ -246,7 +248,8 @@ def parsed(conninfo: str) -> dict[str, Any]:
 
 
 def redacted(conninfo: str) -> str:
-    """Returns the target of a conninfo, for messages: ``user@host:port/dbname``, without secrets."""
+    """Returns the server that a conninfo names, for error texts and log lines: ``user@host:port/dbname``, without
+    secrets."""
     try:
         given = conninfo_to_dict(conninfo)
     except ProgrammingError:

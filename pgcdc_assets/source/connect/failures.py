@@ -69,8 +69,9 @@ _AT_CONNECT = (
     (re.compile(r"too many connections for|too many clients already|remaining connection slots"), "53300"),
     (re.compile(r"database system is (?:starting up|shutting down|in recovery mode|not .*accepting conn)"), "57P03"),
 )
-"""libpq's texts for refused connections, and the SQLSTATE that each stands for, because libpq itself returns none. A
-text in another language matches nothing, and becomes a SourceUnavailable, which is retried."""
+"""libpq's texts for refused connections, each with the SQLSTATE that it stands for. libpq itself does not return the
+SQLSTATE of a refused connection. A text in another language matches nothing, and becomes a SourceUnavailable, which is
+retried."""
 
 _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
     (
@@ -120,7 +121,7 @@ class ServerError:
     state: str | None
     message: str
     do: str | None = None
-    """The advice of the SourceUnavailable error that this becomes if no rule matches it better."""
+    """Advice for the SourceUnavailable error that :meth:`typed` returns if no more specific rule matches."""
 
     def typed(self, thing: str = "source") -> PgcdcError:
         slot = _SLOT_NAME.search(self.message)

@@ -38,7 +38,7 @@ class Streaming(StrEnum):
 
 
 class Origins(StrEnum):
-    """Which transactions are sent."""
+    """Which transactions the server sends, depending on how they reached the source."""
 
     ANY = "any"
     NONE = "none"
@@ -54,7 +54,7 @@ class PluginOptions:
     origins: Origins = Origins.ANY
     """The value of the option ``origin`` that the server gets; see :attr:`filters_origins`."""
     two_phase: bool = False
-    """Turns two_phase on for the slot, permanently."""
+    """Whether to send the option two_phase. It turns two_phase on for the slot permanently."""
     messages: bool = True
     """Whether the stream contains logical messages (``pg_logical_emit_message``)."""
     filters_origins: bool = False
@@ -94,7 +94,7 @@ class PluginOptions:
     @property
     def whole(self) -> Self:
         """These options, changed for the SQL functions: each transaction is sent completely after its commit. Each call
-        is a separate decoder, so a call would not continue an open transaction of the previous call."""
+        starts a new decoder, which cannot continue a transaction that the previous call sent in part."""
         return replace(self, proto_version=1, streaming=Streaming.OFF, two_phase=False)
 
     def given(self, publications: Sequence[str]) -> dict[str, str]:

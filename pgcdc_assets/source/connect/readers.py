@@ -90,7 +90,8 @@ class LibpqReader(FrameReader):
             self._pgconn.put_copy_data(frame)
             self._pgconn.flush()
         except OperationalError as error:
-            # If the server has ended the stream with an error, libpq has left COPY mode.
+            # If the server has ended the stream with an error, libpq has left COPY mode and refuses the frame. Then the
+            # server's error is raised.
             raise self._ending(SourceUnavailable(first_line(str(error)), thing=self._endpoint)) from None
 
     def finish(self) -> bool:
@@ -211,8 +212,9 @@ class SocketReader(FrameReader):
         return FrameBlock(raw, starts + HEADER, ends - starts - HEADER)
 
     def other(self) -> bytes | None:
-        """Reads the next message and returns its kind; None if the message is data or has not arrived. ``Z`` ends the
-        answer to a command. If the message is an error of the server, raises it; ``Z`` follows also after an error."""
+        """Reads the next message and returns its kind; None if the message is data or has not arrived. ``Z``
+        (ReadyForQuery) ends the answer to a command. If the message is an error of the server, raises this error. The
+        server sends ``Z`` after an error too."""
         kind = self._next()
         if kind is None and self._closed and not self._whole():
             raise self._gone()

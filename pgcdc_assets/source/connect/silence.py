@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 from pgcdc_assets.errors import SourceUnavailable
 
 TELL_SECONDS: Final = 10.0
-"""Seconds between two messages about the same wait."""
+"""Seconds between two reports of the same wait."""
 CHECK_SECONDS: Final = 5
 """Time limit in seconds for the connection of a check, and again for its query. A live server answers at once."""
 
@@ -46,8 +46,8 @@ class Patience:
 
 
 FOR_STREAMS: Final = Patience(30, 60)
-"""Asks after half of the default of wal_receiver_timeout, and gives up after the whole default. An idle walsender
-answers a request at once."""
+"""We ask the server for a reply after half of wal_receiver_timeout's default, and treat the connection as lost after
+the whole default. An idle walsender answers a request at once."""
 FOR_QUERIES: Final = Patience(10, 60)
 
 
@@ -56,8 +56,8 @@ class Silence:
     count.
 
     After ``patience.ask`` seconds, calls ``at_work``, which returns whether the server is working for us. If it is, the
-    count begins again. If ``ask`` is given, calls ``ask`` first, and ``at_work`` only if no answer has arrived until
-    the next check.
+    count begins again. If the function ``ask`` is given, which requests a reply from the server, it is called first.
+    ``at_work`` is then called only if no reply has arrived at the next check.
     """
 
     _LONGEST = 1.0

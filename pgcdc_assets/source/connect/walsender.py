@@ -188,7 +188,7 @@ class ReplicationConnection:
         self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def at_work(self) -> bool:
-        """Whether another connection sees that this session is active."""
+        """Asks the server, on another connection, whether this session is active."""
         session = self._connection.session
         return session is not None and session.work() is not None
 

@@ -32,7 +32,7 @@ autovacuum that we wait for."""
 _BRIEF_SECONDS = 0.1
 """lock_timeout in seconds for a table that is added while a sync runs. If it expires, a later call tries again."""
 _PATIENCE_SECONDS = 30
-"""Seconds in which setup could change no table of a publication, because the tables are locked. Then setup gives up."""
+"""Setup gives up if it could change no table of a publication for this many seconds, because the tables are locked."""
 
 _LISTED = """
 SELECT r.prrelid, n.nspname::text, c.relname::text, p.pubname::text
@@ -52,8 +52,9 @@ _SLOTS = "SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE slot
 @dataclass(frozen=True)
 class OwnPublication:
     """A publication, and what its comment says about its origin. ``slot``: the slot for which we made the publication;
-    None if we did not make it. ``with_slot``: whether we also made that slot. ``reads``: set if this publication lists
-    no table and only marks the slot as ours; it is then the publication that the slot reads, made by somebody else."""
+    None if we did not make it. ``with_slot``: whether we also made that slot. ``reads`` is set if this publication
+    lists no table and only marks the slot as ours. It names the publication that the slot reads, which somebody else
+    made."""
 
     name: str
     slot: str | None = None
@@ -204,7 +205,8 @@ class OwnPair:
         before = known() if unlisted else ()
         done: list[TableName] = []
         for relation in unlisted:
-            # If one table cannot be added, the others still are. `pgcdc status` names the table.
+            # If one table cannot be added, the other tables are still added. `pgcdc status` names the table that is
+            # missing.
             with suppress(psycopg.Error):
                 if relation.oid not in before and self._settle(relation, _BRIEF_SECONDS, keeps=True):
                     done.append(relation.name)
@@ -248,8 +250,8 @@ class OwnPair:
         return sorted((one for one in every if one.listed != one.wanted), key=lambda one: one.name)
 
     def _make(self, making: Callable[[list[str]], None]) -> list[str]:
-        """Creates both publications in one transaction, because START_REPLICATION fails on WAL that is older than one
-        of them."""
+        """Creates both publications in one transaction. If one were created later, the stream would fail on the WAL
+        that was written before its creation."""
         with_slot = self._with_slot()
         with self.conn.transaction():
             lacking = self._lacking()

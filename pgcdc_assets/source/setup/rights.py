@@ -59,7 +59,7 @@ WHERE p.pubname = ANY(%(names)s) AND NOT r.super AND p.pubowner NOT IN (SELECT o
 """
 )
 _STATEMENTS = 10
-"""The most statements that the message about one table contains."""
+"""The most statements that the text about one table contains."""
 BY_OWNER = "let the owner run the script of `pgcdc setup --sql`"
 
 
@@ -160,7 +160,7 @@ def quoted_role(conn: psycopg.Connection[Any], role: str) -> str:
 
 def owner_script(settings: Settings, conninfo: str, role: str | None = None) -> str:
     """Returns a script that provides all that ``setup`` needs and does not find: settings, role, rights and
-    publications. Runs no statement of it. ``role``: the role that will replicate, which need not exist yet; None for
+    publications. Does not run the script. ``role``: the role that will replicate, which need not exist yet; None for
     the role that ``conninfo`` connects as."""
     read_only = {"default_transaction_read_only": "on"}
     with connect(conninfo, application_name=f"{APPLICATION}/setup", options=read_only) as conn:
@@ -200,8 +200,8 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
 
 
 def _mended(finding: Finding) -> Iterator[str]:
-    """Yields the lines of the script for one finding: for an error its SQL, after a comment if the error has advice or
-    no SQL; for other findings nothing."""
+    """Yields the script's lines for an error: a comment if the error has advice or no SQL, then its SQL. Yields nothing
+    for a warning or an information."""
     if finding.severity == "error":
         if finding.do or not finding.sql:
             yield f"-- {_comment(f'{finding.thing}: {finding.what}; {finding.do}')}"

@@ -18,8 +18,9 @@ from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, re
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE
 from pgcdc_assets.source.catalog.tables import TablePatterns
 
-# Partitions are not selected here, but with their roots. The last column says whether the table belongs to an
-# extension. Such a table is selected only if the patterns include it, and not if they only exclude other tables.
+# Partitions are not selected here, because they are selected with their root tables. The last column says whether the
+# table belongs to an extension. Such a table is selected only if the patterns include it, and not if they only exclude
+# other tables.
 _USER_TABLES = """
 SELECT c.oid, n.nspname::text, c.relname::text,
        EXISTS (SELECT FROM pg_catalog.pg_depend d
@@ -75,7 +76,7 @@ def wanted_tables(
 ) -> list[Planned]:  # fmt: skip
     """Returns the tables that the patterns select, sorted by name, with the relations that our publications should
     list. ``only``: the OID of the one table to return. ``kept``: OIDs of relations that are listed now. If leaves of a
-    partitioned table are among them, its leaves stay listed, and the table itself is not."""
+    partitioned table are among them, the leaves stay listed, and the table itself is not listed instead."""
     oids = list(meant_tables(conn, patterns, only).values())
     relations = read_relations(conn, oids)
     leaves = read_leaves(conn, [oid for oid, relation in relations.items() if relation.partitioned])

@@ -284,7 +284,7 @@ def _slot_findings(conn: psycopg.Connection[Any], settings: Settings, made: Cont
 
 def _order_findings(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> list[Finding]:
     """Returns an error if the slot exists and a publication does not. If the publication is created later than the
-    slot, decoding fails on the WAL in between, or silently skips its changes (PostgreSQL 18)."""
+    slot, decoding fails on the WAL between the two, or silently skips the changes in it (PostgreSQL 18)."""
     status = slot_status(conn, settings.slot)
     names = publication_names(conn, settings)
     lacking = [name for name in names if read_publication(conn, name) is None]

@@ -214,8 +214,8 @@ def child_findings(conn: psycopg.Connection[Any], tables: Iterable[int]) -> Iter
 
 def trace_findings(conn: psycopg.Connection[Any], tables: Iterable[int], *, own_publication: bool) -> list[Finding]:
     """Returns findings on tables and leaves whose rows may change without a trace in the stream: at most one finding of
-    each kind. ``own_publication``: whether our publications publish the tables. They list all tables that are not
-    leaves."""
+    each kind. ``own_publication``: whether our publications publish the tables. Our publications list by name all
+    tables that are not leaves."""
     relations = list(read_relations(conn, tables).values())
     listed = {oid for (oid,) in conn.execute(_LISTED, [[relation.oid for relation in relations]])}
     listed |= {relation.oid for relation in relations if own_publication and relation.root is None}
@@ -245,8 +245,8 @@ def _object_names(conn: psycopg.Connection[Any], relations: list[CatalogRelation
 def _rewritten(relations: list[CatalogRelation]) -> list[Finding]:
     """Returns a finding on tables without a TOAST table that no publication lists by name. While such a table is
     UNLOGGED, its changes are not in the WAL. PostgreSQL refuses SET UNLOGGED only for tables that a publication lists
-    by name. SET UNLOGGED makes new files and a new TOAST table. A TRUNCATE makes only new files, so without a TOAST
-    table the two look the same."""
+    by name. SET UNLOGGED makes new files and a new TOAST table. A TRUNCATE makes only new files. So if there is no
+    TOAST table, SET UNLOGGED looks like a TRUNCATE."""
     tables = sorted(
         str(relation.name) for relation in relations if not relation.partitioned and not relation.files.toast
     )

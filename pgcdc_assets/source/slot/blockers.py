@@ -1,4 +1,5 @@
-"""Finds the transactions for which pgcdc waits on the source: open or prepared ones, so that messages can name them."""
+"""Finds the open and prepared transactions on the source for which pgcdc waits, so that errors and log lines can name
+them."""
 
 from __future__ import annotations
 

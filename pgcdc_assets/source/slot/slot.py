@@ -21,9 +21,9 @@ from pgcdc_assets.source.slot.positions import INSERT_LSN
 
 PLUGIN = "pgoutput"
 LOCK_SECONDS = 600
-"""lock_timeout in seconds of slot creation, which applies to each transaction that it waits for. A nightly report may
-take minutes. But a forgotten session must not keep the creation waiting for hours, because the unfinished slot already
-retains WAL and dead rows."""
+"""The lock_timeout of slot creation, in seconds. It applies to each transaction for which the creation waits. A nightly
+report may take minutes. But a forgotten session must not keep the creation waiting for hours, because the unfinished
+slot already retains WAL and dead rows."""
 _ATTEMPTS = 3
 _TOO_LARGE = "snapshot too large"
 """Part of 'initial slot snapshot too large': more subtransactions are open than a snapshot can list. They may end soon,
@@ -47,8 +47,8 @@ def create_slot(
 ) -> CreatedSlot:  # fmt: skip
     """Creates a pgoutput slot with an exported snapshot. The server first waits for all open transactions of the
     cluster. During this wait, ``on_wait`` is called every ten seconds with these transactions. After ``lock_seconds``,
-    CopyBlocked names them. The snapshot is always exported, because otherwise servers older than the minor releases of
-    August 2024 may let the slot begin inside a transaction."""
+    raises CopyBlocked, which names them. The snapshot is always exported, because otherwise servers older than the
+    minor releases of August 2024 may let the slot begin inside a transaction."""
     connection.execute(f"SET lock_timeout = {int(lock_seconds * 1000):d}")
     tell = _Teller(conn, on_wait or log_blockers)
     for attempt in range(1, _ATTEMPTS + 1):
@@ -193,9 +193,9 @@ def check_slot(status: SlotStatus, transform_lsn: Lsn | None, *, two_phase: bool
     """Checks that the slot can be read from ``transform_lsn`` on, the end of the change log (None: no log yet).
 
     ``two_phase``: the setting, which must be the same as when the slot was created. With two_phase, a prepared
-    transaction is sent at PREPARE, otherwise at COMMIT PREPARED. So after a change it may arrive twice or never. Read
-    ``status`` while our walsender holds the slot, because no other process can then confirm a position above the log's
-    end. Raises IdentityMismatch, SlotLost, SlotAhead or LogAhead.
+    transaction is sent at PREPARE, otherwise at COMMIT PREPARED. So if the setting has changed, a prepared transaction
+    may arrive twice or never. Read ``status`` while our walsender holds the slot, because no other process can then
+    confirm a position above the log's end. Raises IdentityMismatch, SlotLost, SlotAhead or LogAhead.
     """
     _check_kind(status, two_phase)
     if status.lost:

@@ -96,7 +96,7 @@ def _take(
 
 
 def _gate(holder: SourceConnection, observer: SourceConnection) -> None:
-    """Waits until every transaction that the snapshot shows as ended is also ended for new snapshots.
+    """Waits until new snapshots, too, show as ended every transaction that this snapshot shows as ended.
 
     Slot creation may return its snapshot while a transaction that the snapshot shows as ended has written its commit
     record, but not yet set its commit status. A read under this snapshot would take the transaction for aborted, and

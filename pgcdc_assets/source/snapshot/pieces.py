@@ -55,8 +55,8 @@ class Piece:
         return self.leaf or self.table.name
 
     def statement(self, relation: str) -> str:
-        """Returns the COPY statement, with ``relation`` as the current name as SQL. It uses ONLY, because children of
-        an inheritance parent have their own mirrors."""
+        """Returns the COPY statement. ``relation``: the relation's current name, quoted for SQL. The statement uses
+        ONLY, because children of an inheritance parent have their own mirrors."""
         where = f" WHERE {self.condition}" if self.condition else ""
         query = f"SELECT {self.columns} FROM ONLY {relation}{where}"  # noqa: S608  (identifiers are quoted)
         return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, ENCODING '{self.encoding}')"

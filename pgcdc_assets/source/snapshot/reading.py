@@ -45,7 +45,7 @@ _LOCK_TIMEOUT: Final = "100ms"
 INTERRUPTED: Final = {
     "57014",  # cancelled
     "57P01",  # terminated
-    "55P03",  # a lock within COPY
+    "55P03",  # COPY did not get a lock within lock_timeout
     "40001",  # a standby's replay takes precedence
     "40P01",  # a deadlock about a lock that COPY takes besides the table's lock
     "42P01", "3F000", "42703",  # the table was renamed or dropped; the next reading shows which of the two
@@ -83,8 +83,8 @@ class _Storage:
 
 
 def read_whole(read: Callable[[], T]) -> T:
-    """Returns the result of ``read``, which reads pieces. Calls it again after an interruption, READINGS times in all.
-    Raises CopyBlocked if the last reading was interrupted too."""
+    """Returns the result of ``read``, which reads pieces. Calls it again after an interruption, at most READINGS times
+    in all. Raises CopyBlocked if the last reading was interrupted too."""
     for reading in range(1, READINGS + 1):
         try:
             return read()

@@ -57,12 +57,13 @@ class RangeLimits:
     seconds on an idle source. A record of more than this size still causes this wait."""
     release_bytes: int = 256 << 20
     """The slot is advanced each time that this much more WAL is durable in the log. It is not advanced more often,
-    because this reads the WAL again."""
+    because each advance makes the server read this WAL again."""
     touch_seconds: float = 10.0
     """The longest time between two uses of the slot itself. PostgreSQL invalidates a slot that is not used for a long
     time (idle_replication_slot_timeout), even if a copy of it is in use."""
     held_seconds: float = 30.0
-    """The run ends if another process holds the slot for this many seconds when we need to advance it."""
+    """The run ends with an error if we cannot advance the slot for this many seconds, because another process holds
+    it."""
 
 
 RANGE_LIMITS: Final = RangeLimits()
@@ -76,8 +77,9 @@ _TRAILER: Final = 2
 _SHIFT: Final = 5
 """Offset from which a row of (lsn, 0::int8, data) has the layout of an XLogData frame, so that no byte is copied. A row
 is the number of columns (2 bytes), then the length (4 bytes) and the value of each column. So ``lsn`` is at byte 6, and
-the message at byte 30. In an XLogData frame, the LSN is at byte 1, and the message at byte 25. In the place of the
-frame's kind is byte 5 of the row: the last byte of the length of ``lsn``, which is always 8 (FrameKind.ROW)."""
+the message at byte 30. In an XLogData frame, the LSN is at byte 1, and the message at byte 25. The frame's kind is at
+byte 0, so byte 5 of the row is read as the kind. It is the last byte of the length field of ``lsn``. An LSN has 8
+bytes, so this byte is always 8 (FrameKind.ROW)."""
 _COMMIT_END: Final = XLOG_DATA.size + COMMIT.at("end_lsn")
 """Offset of end_lsn in a frame with a Commit message."""
 

@@ -22,8 +22,8 @@ from pgcdc_assets.source.slot.slot import check_slot, require_slot
 from pgcdc_assets.source.stream.drain import LEAST_BYTES, RANGE_LIMITS, Drain, RangeLimits, SlotCopy
 
 SLOT_PATIENCE_SECONDS = 10.0
-"""A slot stays active for a moment (0.3 s seen) after its holder has disconnected. If the slot is active for longer,
-another process holds it."""
+"""A slot stays active for a moment (0.3 s was measured) after its holder has disconnected. If the slot is active for
+longer, another process holds it."""
 _RETRY_SECONDS = 0.1
 
 
@@ -32,7 +32,7 @@ class FrameStream(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """The server of the connection, for messages."""
+        """The server of the connection, as error texts name it."""
 
     @property
     def frames(self) -> FrameSource:
@@ -40,7 +40,7 @@ class FrameStream(Protocol):
 
     @property
     def parallel(self) -> bool:
-        """Whether :attr:`frames` is a stream with parallel streaming."""
+        """Whether :attr:`frames` come from a stream with the option streaming = parallel."""
 
     def wait(self, timeout: float) -> bool:
         """Waits up to ``timeout`` seconds for input. Returns whether there is input."""
