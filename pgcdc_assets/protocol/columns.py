@@ -40,8 +40,8 @@ class Images:
     """The tuples of one kind (new, old or key tuples) from many messages, as columns."""
 
     image: Image
-    """``N``: new tuples. ``O``: complete old tuples. ``K``: key columns of old tuples; the other columns were not
-    sent."""
+    """``N``: new tuples. ``O``: complete old tuples. ``K``: old tuples with only the key columns; PostgreSQL sends NULL
+    for the other columns."""
     rows: Ints
     """For each tuple, the index of its message in the payload array; ascending."""
     text: list[pa.StringArray]

@@ -130,7 +130,7 @@ class MessageReader:
             self.fail("a string does not end with a zero byte")
         piece = self.payload[self.at : end]
         self.at = end + 1
-        # Strings are names in the server's encoding. Relation.reread decodes them again if that is not UTF-8.
+        # Strings are names in the server's encoding. Relation.reread decodes them again if this encoding is not UTF-8.
         return UTF8.shown(piece)
 
     def letter(self, allowed: str) -> str:

@@ -140,7 +140,7 @@ class StreamAbort:
 
     A Stream Abort of a transaction that was never sent must be ignored. PostgreSQL 18 sends such messages even in
     protocol version 1: if a transaction became larger than ``logical_decoding_work_mem`` and was rolled back before it
-    was decoded, it sends one for each subtransaction."""
+    was decoded, the server sends a Stream Abort for each subtransaction."""
 
     xid: int
     subxid: int

@@ -54,7 +54,8 @@ class HiveMetastore:
         base, entry = database(self._prefix, name), name.name.lower()
         found = self._ask(lambda: self._client.getTable(base, entry))
         if found is not None and found.getParameters().get(OWNER) == owner:
-            # The last two arguments: Hive does not delete the table's files, and a missing table is no error.
+            # The last two arguments mean that Hive does not delete the table's files, and that a missing table is no
+            # error.
             self._ask(lambda: self._client.dropTable(base, entry, False, True))
 
     def close(self) -> None:

@@ -128,6 +128,6 @@ def _type_name(of: Any) -> str:
 
 def _shown(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     """The parts of an entry that decide whether it must be written again. Types are compared in lower case, because the
-    server returns them so."""
+    server returns them in lower case."""
     columns = [(column["name"], column["type_text"].lower(), column.get("comment")) for column in entry["columns"]]
     return entry["storage_location"], entry.get("comment"), columns

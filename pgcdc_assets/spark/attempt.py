@@ -24,7 +24,7 @@ Versions = dict[str, str]
 
 
 class Kind(StrEnum):
-    """What the content of a task's result is."""
+    """What a task's result contains."""
 
     DONE = "done"
     """The value that the function returned."""

@@ -99,7 +99,8 @@ def _attempt(sums: Sequence[TaskSum[Any]] = ()) -> Callable[[bytes], tuple[str, 
 
 
 def _result(kind: str, packed: bytes, *, here: bool) -> Any:
-    """Unpacks a result, or raises its error. ``here``: workers run on the driver's machine, so errors name no host."""
+    """Unpacks a result, or raises its error. ``here``: whether the workers run on the driver's machine; errors then
+    name no host."""
     found = pickle.loads(packed)
     if kind == Kind.DONE:
         return found
@@ -107,7 +108,8 @@ def _result(kind: str, packed: bytes, *, here: bool) -> Any:
     if kind == Kind.OTHER:
         raise MachineError(failed, thing=f"executor on {host}", do=_GIVE)
     if isinstance(failed, MachineError) and not here:
-        # A full disk, or an object store without credentials, may be a problem of that host alone.
+        # A full disk, or an object store without credentials, may be a problem of that host alone, so the error names
+        # the host.
         failed.what += f", on the executor on {host}"
     raise failed
 

@@ -36,7 +36,8 @@ class Difference(Enum):
     KEY = auto()
     """The key has changed, or updates and deletes are no longer in the stream."""
     KEY_SEEN = auto()
-    """Updates and deletes are in the stream now, but were not before. So the mirror lacks some of them."""
+    """Updates and deletes are in the stream now, but were not before. So the mirror may lack earlier updates and
+    deletes."""
 
 
 @dataclass(frozen=True)

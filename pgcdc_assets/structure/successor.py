@@ -8,8 +8,9 @@ After an ALTER TABLE, the system catalog proves which values the table's rows ha
 - an unchanged relfilenode means that PostgreSQL rewrote no row;
 - the columns of a partition change only together with the columns of its root (:attr:`Leaf.numbering`).
 
-The catalog does not prove enough for a table without a key, for a table whose key has changed, and for a table with a
-partition whose columns are in another order than in the root. These tables are copied again, which is always right.
+In three cases, the catalog does not prove enough: for a table without a key, for a table whose key has changed, and for
+a table with a partition whose columns are in another order than in the root. These tables are copied again, which is
+always right.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def successor(before: Table, now: Table, since: Lsn) -> Table:
     follows = replace(lineage, number=lineage.number + 1, since=latest, former=former)
     if now.partitioned:
         follows = replace(follows, restructured=lineage.restructured + 1, columns_since=latest)
-    # The comments are kept, because the next comments are compared with the comments that the mirror has.
+    # The comments that the mirror has are kept, because the comments of the catalog are compared with them later.
     return replace(
         now,
         columns=_with_missing(before, now),
@@ -109,7 +110,7 @@ def _of_partitions(before: Table, now: Table) -> str | None:
 
 
 def _as_numbered(was: Leaf, is_: Leaf, now: Table) -> bool:
-    """Whether the leaf's earlier numbering still gives the attnum of each of the table's columns."""
+    """Whether the leaf's earlier numbering still translates the attnum of each of the table's columns correctly."""
     known = was.numbering is not None and is_.numbering is not None
     return known and all(was.of_root(attnum) == is_.of_root(attnum) for attnum in now.live)
 

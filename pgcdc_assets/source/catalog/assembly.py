@@ -73,8 +73,8 @@ class Assembly:
         return [self.relations[oid] for oid in self.leaves.get(root.oid, ()) if oid in self.relations]
 
     def _ours(self, senders: Sequence[CatalogRelation]) -> bool:
-        """Whether a publication that ``pgcdc setup`` created publishes one of the senders. Only such a publication
-        should contain all leaves. The owner of another publication may have omitted leaves on purpose."""
+        """Whether a publication that ``pgcdc setup`` created publishes one of the senders. Only such a publication is
+        meant to contain all leaves. The owner of another publication may have omitted leaves on purpose."""
         if self.rows is None:
             return False
         return any(not self.rows.ours.isdisjoint(self.published[sender.oid].publications) for sender in senders)

@@ -188,7 +188,8 @@ def read_comments(conn: psycopg.Connection[Any], relations: Iterable[int]) -> di
 
 def without_rows(conn: psycopg.Connection[Any], relation: int) -> bool:
     """Whether a relation's file is empty, so that not even an open transaction has a row in it. Returns False if the
-    relation was dropped, or stays locked for 100 ms. Holds no other lock during this wait."""
+    relation was dropped, or stays locked for 100 ms. The connection must not be in a transaction, so that no other lock
+    is held during this wait."""
     if conn.info.transaction_status != TransactionStatus.IDLE:
         raise ValueError("the connection is inside a transaction, which would keep the lock until it ends")
     with suppress(psycopg.errors.LockNotAvailable), conn.transaction():

@@ -29,8 +29,8 @@ UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngty
 UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
   WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 """
-# A true array type is the typarray of its element type. int2vector and oidvector have an element type too, but do not
-# have the text form of arrays.
+# A type is a true array only if it is the typarray of its element type. int2vector and oidvector have an element type
+# too, but not the text form of arrays.
 _TYPES = f"""
 WITH RECURSIVE parts (oid) AS (
   SELECT unnest(%s::oid[])
@@ -90,7 +90,7 @@ class PgTypes:
         return PgType(row.oid, row.name, typmod, row.family, base, element, row.delimiter)
 
     def _innermost(self, row: _Row) -> PgType:
-        """Returns the base type of a domain, which may be based on other domains. Only one of these types has a
+        """Returns the base type of a domain, which may be based on other domains. At most one of these domains has a
         typmod."""
         typmod, passed = -1, set[int]()
         while row.base:
@@ -113,7 +113,7 @@ class PgTypes:
         return tuple(Composite(row.oid, row.name, row.attributes or "") for row in rows)
 
     def naming(self, types: Iterable[int]) -> list[str]:
-        """Returns the names of those types, among ``types`` and the types inside them, whose values print as the name
+        """Searches ``types`` and all types inside them. Returns the names of the types whose values print as the name
         of an object (:data:`NAMING_TYPES`)."""
         return [row.name for row in self._within(types) if row.name in NAMING_TYPES and row.family == "b"]
 

@@ -161,9 +161,9 @@ def relation_facts(
 # The check of the catalog ----------------------------------------------------------------------
 
 _SUM = "count(*)::text || ':' || coalesce(sum(hashint8extended(xmin::text::int8, {})), 0)::text"
-# A change of a catalog row writes a row with a new xmin, and a deletion removes a row. So every change gives another
-# sum. There are few enum values, partitions and publications, so all rows of these catalogs are summed. This also
-# notices new rows.
+# A change of a catalog row writes a row with a new xmin, and a deletion removes a row. So every change gives a
+# different sum. There are few enum values, partitions and publications, so all rows of these catalogs are summed. This
+# also notices new rows.
 _SUMMED = {
     "pg_class": "oid::int8|oid = ANY(%(relations)s)",
     "pg_attribute": "attrelid::int8 * 65536 + attnum|attrelid = ANY(%(relations)s) AND attnum > 0",

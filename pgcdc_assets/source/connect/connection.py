@@ -137,7 +137,7 @@ class SourceConnection(psycopg.Connection[tuple[Any, ...]]):
             raise
 
     def silence(self) -> Silence:
-        """Starts to count the seconds in which the server sends nothing, for one answer on this connection."""
+        """Starts a count of the seconds in which the server sends nothing while we wait for one answer."""
         return Silence(self.patience, self.endpoint, self._at_work)
 
     def abandon(self) -> None:

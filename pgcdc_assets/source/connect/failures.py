@@ -90,7 +90,7 @@ _NO_WALSENDER: tuple[tuple[re.Pattern[str], type[PgcdcError], str], ...] = (
         "set host and port of `source` to those of PostgreSQL: a pooler or proxy accepts no replication connections",
     ),
 )
-"""Texts of errors if the source gives us no replication connection, each with error class and advice. A pooler refuses
+"""Error texts of a source that refuses us a replication connection, each with error class and advice. A pooler refuses
 the parameter ``replication``, or drops it; our first replication command then reaches an ordinary session. A lack of
 free walsenders is retryable, because the walsender of a killed run may exist for some time."""
 

@@ -58,8 +58,8 @@ class PluginOptions:
     messages: bool = True
     """Whether the stream contains logical messages (``pg_logical_emit_message``)."""
     filters_origins: bool = False
-    """Whether the receiver must leave out transactions that reached the source by replication, because the server does
-    not."""
+    """Whether the receiver must leave out transactions that reached the source by replication, because the server sends
+    them."""
 
     @classmethod
     def of(
@@ -75,9 +75,9 @@ class PluginOptions:
                 do="set `two_phase` to false, or use PostgreSQL 15 or newer",
             )  # fmt: skip
         mode = Streaming.OFF
-        # With two_phase, the receiver filters by origin, not the server. The server filters each record of a prepared
-        # transaction by the origin of the session that wrote the record. So it could send the content of a transaction
-        # without its end, or the end without the content.
+        # With two_phase, not the server but the receiver filters transactions by origin. The server filters each record
+        # of a prepared transaction by the origin of the session that wrote the record. So the server could send the
+        # content of a transaction without its end, or the end without the content.
         told = origins if version >= _ORIGIN_SINCE and not two_phase else Origins.ANY
         # A transaction sent in progress names the origin of its first change. A transaction sent after its commit names
         # the origin of the commit, which is the one to filter by. So if the receiver filters by origin, it asks for
@@ -98,7 +98,8 @@ class PluginOptions:
         return replace(self, proto_version=1, streaming=Streaming.OFF, two_phase=False)
 
     def given(self, publications: Sequence[str]) -> dict[str, str]:
-        """Returns the options by name, for START_REPLICATION and the SQL functions, without default values."""
+        """Returns the options by name, for START_REPLICATION and the SQL functions. Leaves out options that have their
+        default value."""
         given = {
             "proto_version": str(self.proto_version),
             "publication_names": ",".join(identifier(name) for name in publications),

@@ -77,7 +77,7 @@ class ReplicationConnection:
         self._frames: FrameReader | None = None
         self._little_memory = False
         self.parallel = False
-        """Whether the started stream is parallel; see :class:`PluginOptions`."""
+        """Whether the stream was started with the option streaming = parallel."""
 
     @classmethod
     def open(

@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def lines(self) -> list[str]:
-        """The finding as lines, with a line per statement."""
+        """The finding as lines of text. Each SQL statement has a separate line."""
         told = replace(self, sql=())
         return [str(told), *(f"  {statement}" for statement in self._sql())]
 
@@ -177,8 +177,8 @@ def named(names: Sequence[str]) -> str:
 
 def matches_standby_names(setting: str, application: str) -> bool:
     """Whether synchronous_standby_names, such as ``[FIRST | ANY n] (a, "b", *)``, may match one of our connections,
-    which are named ``<application>/<part>``: a name in it is ``*`` or begins with ``application``, ignoring case. The
-    grammar is in syncrep_gram.y."""
+    which are named ``<application>/<part>``: a name in the setting is ``*`` or begins with ``application``, ignoring
+    case. The grammar is in syncrep_gram.y."""
     inner = re.fullmatch(r"(?is)\s*(?:(?:first|any)\s+)?\d+\s*\((.*)\)\s*", setting)
     listed = re.findall(r'"((?:[^"]|"")*)"|([^\s,"]+)', inner[1] if inner else setting)
     names = [(quoted.replace('""', '"') or plain).lower() for quoted, plain in listed]

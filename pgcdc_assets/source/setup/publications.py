@@ -174,7 +174,7 @@ class OwnPair:
     ) -> list[str]:
         """Creates the two publications, or updates their tables. Returns what was created or changed. ``making`` is
         called with the publications right before their creation is committed. ``on_wait`` is called every few seconds
-        with the transactions that lock a table, so that it cannot be added or removed."""
+        with the transactions whose locks prevent that a table is added or removed."""
         done = [f"publication {made}" for made in self._make(making)]
         changed: set[str] = set()
         deadline = time.monotonic() + _PATIENCE_SECONDS

@@ -113,7 +113,7 @@ def setup(
     """Checks the source, creates missing publications and slot, and reads the catalog. It may be called repeatedly.
 
     ``made``: objects that an earlier setup of this project created, like ``slot pgcdc``. ``making`` is called with the
-    names of publications and slot right before their creation, so that the project can record them: the source does not
+    names of publications and slot right before their creation, so that the project can record them. The source does not
     show which of several projects with the same slot name created an object. Raises SetupRefused with all errors found,
     before anything is created.
     """

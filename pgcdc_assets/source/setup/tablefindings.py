@@ -1,5 +1,5 @@
-"""Findings of ``setup`` on tables: on the selected tables, on a publication that somebody else made, on rows that a
-query of a table returns but its mirror lacks, and on rows that may change although the stream shows nothing."""
+"""Findings of ``setup`` on the selected tables, and on a publication that somebody else made. Some findings are on rows
+that a query of a table returns but its mirror lacks, or on rows that may change although the stream shows nothing."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _LISTED = "SELECT prrelid FROM pg_catalog.pg_publication_rel WHERE prrelid = ANY
 
 
 def pattern_findings(conn: psycopg.Connection[Any], settings: Settings, *, needed: bool) -> list[Finding]:
-    """Returns a warning for each pattern that matches no existing table. With ``needed``, no table is selected at all,
-    so these findings are errors."""
+    """Returns a warning for each pattern that matches no existing table. ``needed``: whether no table is selected at
+    all; these findings are then errors."""
     idle = [text for text in settings.tables if not meant_tables(conn, [text.removeprefix("-")])]
     there = list(meant_tables(conn, ())) if idle or needed else []
     found = []
@@ -106,7 +106,7 @@ def key_findings(wanted: Sequence[Planned]) -> list[Finding]:
 
 
 def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePatterns) -> list[Finding]:
-    """Returns findings on a publication that somebody else made: what it leaves out of each table, and why writes on
+    """Returns findings on a publication that somebody else made: what it leaves out of each table, and which writes on
     the source fail because of it."""
     thing = f"publication {name}"
     published = read_published(conn, [name])

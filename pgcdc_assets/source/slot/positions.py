@@ -36,8 +36,8 @@ def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
 
 
 def boundary(conn: psycopg.Connection[Any]) -> Lsn:
-    """Returns an LSN at which a range of the change log may end, because no record crosses it: the flush position or,
-    if this may lie inside a record, the end of the last written record."""
+    """Returns an LSN at which a range of the change log may end, because no record crosses it. This is the flush
+    position or, if the flush position may lie inside a record, the end of the last written record."""
     return Lsn.parse(_row(conn, f"SELECT CASE WHEN {WITHIN} THEN ({RECORD_END}) ELSE {FLUSH_LSN}::text END")[0])
 
 

@@ -62,8 +62,9 @@ def exported_snapshot(
     """Exports a snapshot for the duration of the block. The snapshot locks no table. So each reading of a table checks
     whether the table is still as the snapshot shows it (:mod:`pgcdc_assets.source.snapshot.reading`).
 
-    First waits for every open transaction of the cluster, at most ``lock_seconds`` for each. After that time,
-    CopyBlocked names the blocking transactions. ``on_wait`` is called during the wait; without it, the wait is logged.
+    First waits for every open transaction of the cluster, at most ``lock_seconds`` for each. After that time, raises
+    CopyBlocked, which names the blocking transactions. ``on_wait`` is called during the wait; without it, the wait is
+    logged.
     """
     with (
         connect(conninfo, application_name=f"{APPLICATION}/snapshot") as holder,

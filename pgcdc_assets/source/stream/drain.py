@@ -215,8 +215,8 @@ class Drain(FrameSource):
         return FrameBlock.of([keepalive_frame(self.position)])
 
     def _advance(self, least: int) -> None:
-        """Advances the slot to the durable LSN if this is at least ``least`` bytes above the slot. Never moves the slot
-        back."""
+        """Advances the slot to the durable LSN if this LSN is at least ``least`` bytes above the slot's position. Never
+        moves the slot back."""
         if self._flushed - self._advanced >= least:
             self._advance_to(self._flushed)
 
