@@ -12,7 +12,7 @@ ROOM = "free space or fix the problem there, then run the command again: it cont
 
 
 class PgcdcError(Exception):
-    """The base class. ``str()`` is one line: ``thing: what, at LSN X/Y; do``."""
+    """The base class. ``str()`` is ``thing: what, at LSN X/Y; do``, in one line (several for :class:`SetupRefused`)."""
 
     retryable: ClassVar[bool] = False
     exit_code: ClassVar[int] = 1

@@ -54,7 +54,8 @@ class Saved:
 
 
 def origin_file(settings: Settings) -> Path:
-    """The file with the source's address at the time of setup, without secrets. Only messages use it."""
+    """The file with the source's address at the time of setup, without secrets. It is read only to name the source in
+    the texts of errors."""
     return settings.state / "source.json"
 
 
@@ -142,7 +143,7 @@ def known_identity(settings: Settings, found: Identity) -> Identity:
 
 
 def remember(settings: Settings, conninfo: str, found: Identity) -> None:
-    """Save the source's address, without secrets, so that later messages can show it."""
+    """Save the source's address, without secrets, so that the texts of later errors can show it."""
     where = EMBEDDED if is_embedded(settings) else redacted(conninfo)
     origin_file(settings).write_text(json.dumps({"source": where, "system_identifier": found.system_identifier}) + "\n")
 

@@ -47,8 +47,8 @@ STATE_FOLDER = Path(".pgcdc")
 MASTER, ARCHIVE = "master", "archive"
 """Keys of the setting ``spark`` that are not settings of Spark itself."""
 SPARK_MASTER = "spark.master"
-"""Spark's own name for the master. The setting ``spark`` refuses this name: file and environment are merged by name, so
-the master may have only one name."""
+"""Spark's own name for the master. It is refused as a key of the setting ``spark``, because the key ``master`` has the
+same meaning: if the file had one of the keys, and the environment the other, neither would take precedence."""
 LOCAL_MASTER = "local[*]"
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -126,7 +126,8 @@ Retention = Annotated[timedelta, WrapValidator(_days)]
 
 
 def _own_name(given: dict[str, Any]) -> str:
-    """The default of ``slot`` and ``publication``. Slots are global in a server, so each source has its own name."""
+    """The default of ``slot`` and ``publication``. It contains the source's name, because a slot's name must be unique
+    in the whole server, even if two sources are databases of one server."""
     name = given.get("name", OWN_NAME)
     return OWN_NAME if name == OWN_NAME else f"{OWN_NAME}_{name}"
 

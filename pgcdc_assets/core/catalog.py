@@ -229,9 +229,9 @@ class Table:
 
     @property
     def descent(self) -> Lineage:
-        """``lineage``, or a new lineage if the structure has not changed since the copy. The new lineage uses
-        ``attnums_given`` and not ``columns``, because rows in the log may have added columns to ``columns`` since the
-        copy."""
+        """``lineage``, or a new lineage if the structure has not changed since the copy. The new lineage takes the
+        highest attnum at the copy from ``attnums_given``. It cannot be taken from ``columns``, because columns that
+        appeared in the log after the copy may have been added there."""
         return self.lineage or Lineage(0, self.attnums_given or self.highest_attnum, 0)
 
     @property
@@ -251,8 +251,8 @@ class Table:
 
     @property
     def structure(self) -> str:
-        """A text that identifies the structure of ``columns`` among all structures of the table. ``0`` is the structure
-        of a copy."""
+        """A text that identifies the structure of ``columns`` among all structures that the table has had. ``0`` if the
+        columns have not changed since the copy."""
         if self.lineage is None or self.columns_since is None:
             return "0"
         number = self.lineage.restructured if self.partitioned else self.lineage.number
@@ -281,8 +281,8 @@ class Table:
         )
 
     def without_volatile(self) -> Self:
-        """The table with only the facts that decide how rows are decoded and applied. For example, storage numbers and
-        estimates are left out."""
+        """The table with only the facts that decide how a row of it is decoded and applied. All other facts, for example
+        marks, estimates and comments, are set to their defaults."""
         return replace(
             self, leaves=(), via_root=False, unpublished=(), outside=(), pages=0, rows=0, marks=TableMarks(),
             attnums_given=0, lineage=None, comments=(),

@@ -16,7 +16,7 @@ from pgcdc_assets.errors import UsageError
 
 _MARK: Final = "\ufffd"
 _MARKED: Final = re.compile(f"{_MARK}([0-9a-f]{{2}})")
-"""A byte that is not text, as :meth:`Encoding.shown` writes it."""
+"""Matches a byte that is not text, as :meth:`Encoding.shown` writes it."""
 _SQL_ASCII: Final = "SQL_ASCII"
 
 
@@ -134,7 +134,7 @@ def _row(lead: str, first: int, characters: str) -> dict[bytes, str]:
             for place, character in enumerate(characters) if character != "\u3000"}  # fmt: skip
 
 
-# NEC's row 13, and the rows of IBM's extensions.
+# Characters that Python's codec lacks: row 13 (NEC's extensions), and the rows of IBM's extensions.
 _EUC_JP: Final = {
     **_row("ad", 0xA1, "①②③④⑤⑥⑦⑧⑨⑩⑪⑫⑬⑭⑮⑯⑰⑱⑲⑳ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩ\u3000㍉㌔㌢㍍㌘㌧㌃㌶㍑㍗㌍㌦㌣㌫㍊㌻㎜㎝㎞㎎㎏㏄㎡"),
     **_row("ad", 0xDF, "㍻〝〟№㏍℡㊤㊥㊦㊧㊨㈱㈲㈹㍾㍽㍼≒≡∫∮∑√⊥∠∟⊿∵∩∪"),
@@ -156,7 +156,7 @@ _BY_SERVER: Final = (
     Encoding("EUC_CN", "gb2312"),
     Encoding("EUC_JP", "euc_jp", _EUC_JP, dict(zip("〜‖−¢£¬¦", "～∥－￠￡￢￤", strict=True))),
     Encoding("EUC_JIS_2004", "euc_jis_2004", other=dict(zip("￣―￥⦅⦆", "‾—¥｟｠", strict=True))),
-    # euc_kr is not used, because it joins some syllables.
+    # Python's euc_kr would decode some sequences of four characters as one syllable, which the server does not do.
     Encoding("EUC_KR", "cp949", {b"\xa2\xe8": "㉾"}),
 )
 

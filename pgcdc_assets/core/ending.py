@@ -23,7 +23,7 @@ SECOND_SECONDS = 1.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CODE = 1
 _CURSOR = b"\x1b[?25h"
-"""Shows the terminal's cursor, which the progress line hides."""
+"""The escape sequence that shows the terminal's cursor again, which the progress line hides."""
 _WORD = b"pgcdc: ended before all threads had stopped; nothing is half done, and the next run continues the work\n"
 
 
@@ -41,7 +41,7 @@ class Ending:
         """Let signals end this process even if a thread or library call hangs. Must be called in the main thread, and
         only in a process that pgcdc has started."""
         self._owned = True
-        # A duplicate of stderr, because a run redirects what libraries print into a file.
+        # A duplicate of stderr, because a run later redirects stderr itself to a file, for the output of libraries.
         self._terminal = os.dup(2)
         heard, told = os.pipe()
         os.set_blocking(told, False)
@@ -68,7 +68,7 @@ class Ending:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """SIGINT and SIGTERM interrupt the main thread, as Python does for SIGINT."""
+        """During the block, SIGINT and SIGTERM raise KeyboardInterrupt in the main thread, as SIGINT usually does."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             self.asked = True
@@ -88,7 +88,7 @@ class Ending:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            # Code that runs after the block must not be interrupted.
+            # A planned interrupt then does nothing, because the block that it should interrupt has ended.
             self._generation += 1
             # A process that pgcdc has not started, such as Dagster's or a test's, continues after the block.
             self.asked &= self._owned

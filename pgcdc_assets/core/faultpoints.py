@@ -106,8 +106,8 @@ def passed(point: FaultPoint) -> None:
 def _stop(folder: Path, point: FaultPoint) -> None:
     armed, reached = folder / point, folder / f"{point}{REACHED}"
     if not armed.exists():
-        # Return without taking the lock. A test may stop this process at any moment, and if it held the lock, it would
-        # block other processes.
+        # Return without taking the lock. A test may stop this process at any moment, and a stopped process that holds
+        # the lock would block all other processes.
         return
     taken = folder / f"{point}{_TAKEN}"
     with (folder / LOCK).open("a") as lock:

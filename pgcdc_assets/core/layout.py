@@ -193,7 +193,7 @@ class Layout:
 
     @property
     def waiting(self) -> Location:
-        """The lease of a command that waits for a running sync to give it the lock; see
+        """The lease of a command that waits until a running sync passes on the lake's lock; see
         :mod:`pgcdc_assets.flow.lock`."""
         return self.own / "waiting"
 

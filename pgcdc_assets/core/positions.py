@@ -17,7 +17,7 @@ class Endpos:
 
     | where endpos falls | decided by |
     |---|---|
-    | on a commit boundary | ``allows`` the end of that transaction, and nothing later |
+    | on a commit boundary | ``allows`` is true for this boundary, and false for all later boundaries |
     | between transactions, or in WAL without published changes | ``arrived_at_begin``, ``arrived_at_wal_end`` |
     | inside a transaction (``end_lsn`` > endpos) | ``allows`` is false for its end, so the next run receives it again |
     | inside a record, past a page header, or unflushed | ``arrived_at_wal_end`` with a late flush position |

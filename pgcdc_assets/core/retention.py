@@ -61,10 +61,11 @@ def log_cut(files: Iterable[LogFile], start: Lsn, needed: Sequence[Lsn], oldest:
     """The boundary up to which the change log may be deleted; ``start``, where the log begins, if nothing may be
     deleted.
 
-    ``needed`` has the effective ``replay_lsn`` of every followed table and other consumer. A table at R needs the
-    transactions with ``commit_lsn >= R``, so it needs every batch that ends above R. A batch is deleted whole, together
-    with all batches below it, and only if every file with rows of the batch may be deleted. The age of a batch is the
-    age of its files, because ``commit_ts`` does not always rise: it may come from another server (a replicated origin).
+    ``needed`` has the LSN up to which each followed table (its ``replay_lsn``) and each other consumer has the changes.
+    A table at R needs the transactions with ``commit_lsn >= R``, so it needs every batch that ends above R. A batch is
+    deleted whole, together with all batches below it, and only if every file with rows of the batch may be deleted. The
+    age of a batch is the age of its files. It is not computed from ``commit_ts``, which does not always rise: for a
+    transaction that the source received by replication, it is the time of the commit on the other server.
     """
     left = sorted(files, key=lambda file: file.last_end)
     stay = [file.first_end for file in left if file.written > oldest or any(file.last_end > lsn for lsn in needed)]

@@ -138,8 +138,9 @@ class PendingBatch:
         return taken
 
     def stage_closed(self) -> tuple[PendingFrames, list[CommittedContent], StagedSegments]:
-        """Remove and return the frames of complete transactions, to write them to segments now, before their batch is
-        cut. The last item of the result is the place for these segments; it is also in ``staged``."""
+        """Remove and return the frames of complete transactions, to write them to segments now, before the end of their
+        batch is known. The last item of the result is a new, empty entry of ``staged``, to which the writing thread
+        adds these segments."""
         self.staged_size += self.closed_in_memory
         frames, committed = self.closed, self.committed
         self.closed, self.committed = PendingFrames(), []
@@ -147,8 +148,9 @@ class PendingBatch:
         return frames, committed, self.staged[-1]
 
     def spill_open(self, state: OpenTransaction) -> tuple[PendingFrames, StagedSegments]:
-        """Remove and return the open transaction's frames, to write them to disk, and the place for their segments.
-        ``state``: the state of the transaction after these frames."""
+        """Remove and return the open transaction's frames, to write them to disk. Also returns a new, empty entry of
+        ``spilled``, to which the writing thread adds their segments. ``state``: the state of the transaction after
+        these frames."""
         frames, self.open = self.open, PendingFrames(opening=state)
         self.spilled_size += frames.size
         self.spilled.append(StagedSegments())

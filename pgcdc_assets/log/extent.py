@@ -2,7 +2,7 @@
 
 WAL that contains nothing for the log moves the recorded position only once per 16 MiB, so that a quiet source causes no
 Delta commits. A reader that waits for an LSN in such WAL could wait for days. So two processes write the note, a small
-file: the receiver while it runs, and the sensor when the slot contains no change.
+file: the receiver while it runs, and the sensor if the slot has no changes that must still be received.
 
 No stored position is computed from the note, and the file may be lost without harm. The note contains the recorded
 position for which it was written, and is ignored if the log has another position. So an old note has no effect after

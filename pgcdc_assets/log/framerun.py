@@ -51,7 +51,7 @@ IS_ROW = table_of_kinds(ROWS)
 IS_TABLE_CHANGE = table_of_kinds(TABLE_CHANGES)
 IS_MESSAGE = table_of_kinds([MessageKind.MESSAGE])
 IS_CHANGE = table_of_kinds(CHANGES)
-"""Kinds of messages that ``tx_ordinal`` counts."""
+"""Kinds of messages that are changes. The log's column ``tx_ordinal`` numbers the changes of a transaction."""
 IS_CONTROL = table_of_kinds(kind for kind in CONTENT if kind not in ROWS)
 """Kinds of messages that are rare enough to be decoded one by one."""
 _FRAME_BYTES = 64

@@ -42,7 +42,8 @@ class _Versions:
         self._versions: dict[int, tuple[list[int], list[int]]] = {}
 
     def add(self, relation_id: int, schema_id: int, sequence: int) -> None:
-        """Add a version that applies from frame number ``sequence`` on. Each call must have a higher ``sequence``."""
+        """Add a version that applies from frame number ``sequence`` on, which must be higher than in earlier calls for
+        the same relation."""
         since, schema_ids = self._versions.setdefault(relation_id, ([], []))
         if not schema_ids or schema_ids[-1] != schema_id:
             # Append to ``since`` last: the writing thread first searches ``since``, and then needs the entry in
@@ -233,8 +234,9 @@ class Overlay(_Versions):
         return list(self._seen)
 
     def known_to(self, relations: Relations, facts: Sequence[RelationFacts]) -> dict[int, int]:
-        """After the transaction's commit: records the versions in ``relations``, and maps their provisional ids to
-        final ids. ``facts``: the catalog's facts for each of :attr:`relations`."""
+        """Called after the transaction's commit. Adds the transaction's versions to ``relations``, with their final
+        ids, and returns a map from provisional to final ids. ``facts``: the catalog's facts for each of
+        :attr:`Overlay.relations`."""
         for oid, payload in self._types.items():
             relations.see_type(oid, payload)
         return {

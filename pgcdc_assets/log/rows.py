@@ -320,7 +320,8 @@ def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
     for place in np.unique(following).tolist():
         group = leaves[following == place].tolist()
         if place == len(changes):
-            # The row is in later frames. The leaf's Relation message comes right after the root's.
+            # The row, and with it the root's OID, is in later frames. But the server sends the root's Relation message
+            # right before the leaf's, so the first of these relations is the root.
             found |= {(group[0], leaf) for leaf in group[1:]}
         elif IS_ROW[run.kinds[changes[place]]]:
             root = int(run.relation_ids(changes[place : place + 1])[0])

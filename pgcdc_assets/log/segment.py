@@ -162,7 +162,7 @@ def check_content(path: Location) -> None:
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A segment to read, with the commit facts to fill into its rows; None if the rows are complete."""
+    """A segment to read. ``commit_facts``: the facts to fill into its rows, or None if the rows are complete."""
 
     path: Location
     commit_facts: CommitFacts | None = None

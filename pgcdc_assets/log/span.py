@@ -87,8 +87,8 @@ class LogSpan:
         return self.log.segments(self.lsns, relations)
 
     def used(self, schema_ids: Collection[int], relations: Collection[int]) -> set[int]:
-        """Returns those of the ``schema_ids`` that occur in rows of the span. ``relations``: the relations that these
-        ids belong to; other segments are not read."""
+        """Returns those of the ``schema_ids`` that occur in rows of the span. ``relations``: the relations to which
+        these ids belong. Segments without rows of these relations are not read."""
         found: set[int] = set()
         asked = _committed(self.lsns) & pc.field("schema_id").isin(list(schema_ids))
         for segment in self.segments(relations):

@@ -149,8 +149,8 @@ class _Held:
 
     def add(self, file: SegmentFile) -> None:
         """Count the rows of a file. A row belongs to the batch that contains the start of its transaction's commit
-        record. A message outside of transactions belongs to the batch that contains its own record, whose end is its
-        ``lsn``."""
+        record. A non-transactional logical message belongs to the batch that contains the message's own WAL record. The
+        ``lsn`` of such a row is the end of this record."""
         rows = read_rows(file, _COLUMNS)
         rows = rows.filter(pc.invert(pc.is_in(rows["kind"], value_set=pa.array(NOTES))))
         at = pc.coalesce(rows["commit_lsn"], pc.subtract(rows["lsn"], 1)).to_numpy()

@@ -70,7 +70,7 @@ def transaction_after(run: FrameRun, before: OpenTransaction | None) -> OpenTran
 
 
 def origin_in(run: FrameRun) -> str | None:
-    """The name in the last Origin message."""
+    """The origin's name in the last Origin message; None if there is no Origin message."""
     found = run.at(MessageKind.ORIGIN)
     message = run.message(int(found[-1])) if len(found) else None
     return message.name if isinstance(message, Origin) else None
@@ -107,9 +107,10 @@ class StreamedTransaction:
 
     @property
     def origin_known(self) -> bool:
-        """Whether ``origin`` is certain. PostgreSQL takes the origin from the first item that it decodes for a block,
-        at the block's LSN, and sends no origin if that item is a logical message or belongs to a catalog change. A
-        transaction without changes needs no origin."""
+        """Whether ``origin`` is certain. PostgreSQL takes the origin of a block from the first item that it decodes for
+        the block, whose LSN is the block's LSN. It sends no origin if this item is a logical message or belongs to a
+        catalog change. So without an origin, it is certain that there is none only if this item was a change of a row,
+        or if no changes arrived, because a transaction without changes needs no origin."""
         return self.origin is not None or self.first == self.lsn or not self.changes
 
 
@@ -149,7 +150,7 @@ class TransactionsInProgress:
     def start(self, message: StreamStart, lsn: Lsn, now: float) -> StreamedTransaction | None:
         """Record that a block begins. If this is the first block of a transaction, and an earlier transaction with the
         same xid has not ended, returns the earlier transaction, whose content the caller must drop. Raises
-        ProtocolError if the transaction's first block has not arrived."""
+        ProtocolError if this is a later block of a transaction whose first block has not arrived."""
         void = self._open.get(message.xid)
         if not message.first:
             if void is None:

@@ -1,7 +1,7 @@
-"""Compaction of the log in closed ranges (complete LSN ranges, which are partitions in Dagster), and retention. Both
-work while a receiver writes to the log. Delta's own OPTIMIZE would lose the clustering by relation, and cannot be
-limited to a range of LSNs. So this module merges the small files of a range itself, in bounded memory. One Delta commit
-replaces the small files by the merged files, and is marked as no change of data."""
+"""Compaction of the log in LSN ranges that get no more batches, and retention. Both work while a receiver writes to the
+log. Delta's own OPTIMIZE would lose the clustering by relation, and cannot be limited to a range of LSNs. So this
+module merges the small files of a range itself, in bounded memory. One Delta commit replaces the small files by the
+merged files. Its actions have ``dataChange: false``."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ cost as much as to receive the stream, and would save readers only a few files."
 
 
 def compact(log: ChangeLog, span: LsnRange) -> int:
-    """Merge the small files of the batches that lie completely inside a closed range. Returns by how much the number of
-    files has decreased. Raises LogConflict, and changes nothing, if another compaction has replaced the same files."""
+    """Merge the small files of the batches that lie completely inside ``span``, which must be a range that gets no more
+    batches. Returns by how much the number of files has decreased. Raises LogConflict, and changes nothing, if another
+    compaction has replaced the same files."""
     inside = [s for s in log.all_segments() if s.first_batch_end > span.start and s.batch_end <= span.end]
     removed: list[Segment] = []
     added: list[FileReport] = []

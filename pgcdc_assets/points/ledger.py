@@ -135,9 +135,9 @@ class Ledger:
             self._merge(small)
 
     def keep(self, staying: Staying) -> int:
-        """Removes the rows for which ``staying`` is false, in one Delta commit. Returns the number of removed rows.
-        Also merges files that are small or lose rows, if they are neighbours. Other files are not merged, because the
-        times of two files must not overlap."""
+        """Removes the rows for which ``staying`` is false, in one Delta commit. Returns the number of removed rows. A
+        file that loses rows is merged with its neighbours that are small or also lose rows. Files that are not
+        neighbours are not merged, because the times of two files must not overlap."""
         gone: list[Added] = []
         left: list[FileReport] = []
         count = 0

@@ -192,7 +192,7 @@ class _Pruning:
     """Tables whose newest listing has not been found yet."""
     now: datetime
     _newer: int | None = None
-    """The time of the oldest point in the file that was decided before, which is the next newer file. None before the
+    """The time of the oldest point in the file of the previous call, which is the next newer file. None before the
     first call."""
 
     def staying(self, file: LedgerFile) -> pa.BooleanArray:

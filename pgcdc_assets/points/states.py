@@ -1,5 +1,5 @@
 """The stored states of the tables, in a ledger. The last row of a table is its present state. Also repairs the change
-log, the ledgers and the feeds after a power cut. This is done here, because the states have the names of the feeds."""
+log, the ledgers and the feeds after a power cut: which feeds exist is known from the tables in this ledger."""
 
 from __future__ import annotations
 
@@ -115,6 +115,6 @@ def recover_tables(layout: Layout) -> Iterator[tuple[Location, tuple[str, ...]]]
     yield layout.change_log, recover_log(layout.change_log)
     for folder in (*layout.ledgers, layout.messages):
         yield folder, recover(folder).aside
-    # The feeds come last, because their names are in a ledger that is repaired above.
+    # The feeds come last: their tables are listed in the ledger of states, which is repaired above.
     for folder in map(layout.changes, TableStates(layout).all()):
         yield folder, recover(folder).aside

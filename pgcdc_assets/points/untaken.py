@@ -1,7 +1,7 @@
 """Stores how many rows of the log were applied to no mirror (untaken rows), with one entry per relation and LSN range.
 
-Only relations that belonged to no followed table are stored. Tables that the settings exclude are not stored. Tables
-that wait for a copy or are set aside are not stored either, because ``pgcdc status`` reports their state.
+Only rows of relations that belong to no table that pgcdc knows are counted. So rows of these tables are not counted:
+tables that the settings exclude, and tables that wait for a copy or are set aside, whose state ``pgcdc status`` shows.
 """
 
 from __future__ import annotations

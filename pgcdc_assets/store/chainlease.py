@@ -7,8 +7,8 @@ has appeared for ``TTL`` seconds by the process's own clock.
 
 Clocks of different machines are never compared. The holder counts ``TTL`` from a time before it sent its last link. Any
 other process counts from a time after it saw that link. So the holder stops before another process starts. Old links
-are deleted in ascending order. So if a process has created a number, and the previous number still exists, the created
-number never existed before.
+are deleted in ascending order. So if a process has created a link, and the link with the previous number still exists,
+no link with the new number was ever deleted.
 
 A machine can be suspended after it has checked its clock, and before it sends a write. So the lease alone does not
 prevent a late write of an earlier holder. A process that takes a lease that was not given back also creates the commit
@@ -51,8 +51,8 @@ _KEPT: Final = 10
 """How many of the newest links are kept, so that a process that has read the chain a short time ago finds the next
 link."""
 _FRESH_SECONDS: Final = 20.0
-"""For this many seconds after a process has read the chain, the link after the last link is certainly not deleted. So
-the process can continue there, and need not list the folder."""
+"""For this many seconds after a process has read the chain, the link that follows the last link that it read is
+certainly not deleted. So the process can continue with that link, and need not list the folder."""
 _WATCH_SECONDS: Final = 1.0
 _DELETE: Final = "if no process of pgcdc works on this lake, delete this file"
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -121,8 +121,8 @@ class Chain:
         self._forget(link.number - _KEPT)
 
     def _follows(self, number: int) -> bool:
-        """Whether the number that was just created never existed before. It did not if the previous number still
-        exists."""
+        """Whether the link that was just created is new, and not the second link with this number. It is new if the
+        link with the previous number still exists, because links are deleted in ascending order."""
         if number == 1:
             return self._numbers() == [1]
         return storage.exists(self._named(number - 1))

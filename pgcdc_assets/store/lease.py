@@ -22,8 +22,8 @@ _OWNER_ONLY = 0o600
 from taking the lease."""
 _TRIES = 20
 _PAUSE = 0.01
-"""The lock is tried ``_TRIES`` times, ``_PAUSE`` seconds apart. A process that only checks whether the lease is held
-locks the file for an instant, and a single try could take this process for a holder."""
+"""The lock is tried ``_TRIES`` times, ``_PAUSE`` seconds apart. With a single try, a process that only checks whether
+the lease is held could seem to be a holder, because the check locks the file for an instant."""
 
 
 class FileLease(Lease):

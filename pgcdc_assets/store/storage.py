@@ -16,7 +16,7 @@ from pgcdc_assets.store.local import LocalStore
 from pgcdc_assets.store.scratch import DraftFile, Scratch, write_scratch
 
 _OBJECTS: Final = ("s3", "abfss", "gs")
-"""URL schemes that :mod:`pgcdc_assets.store.objects` serves. It is imported only if a lake is in an object store."""
+"""URL schemes that :mod:`pgcdc_assets.store.objects` serves. The module is imported only if a lake has such a URL."""
 _STORES: Final[dict[str, Store]] = {LOCAL: LocalStore()}
 _GUARDS: Final[dict[Location, Guard]] = {}
 

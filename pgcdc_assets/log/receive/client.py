@@ -53,7 +53,7 @@ class ReceiverProcess:
         # process takes the lake over later, the log gets a newer leader, and the commits of our receiver fail.
         storage.assure(self._layout.root)
         # The receiver is in its own session, so a terminal's interrupt (SIGINT) reaches only this process, which then
-        # stops the receiver at a boundary.
+        # sends the order STOP to the receiver.
         logging, descriptors = logs.for_child()
         self._child = subprocess.Popen(
             [sys.executable, "-m", "pgcdc_assets.log.receive.process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -86,7 +86,8 @@ class ReceiverProcess:
         self._order(OrderName.REPORT_APPLY, lsn)
 
     def stop(self) -> None:
-        """Stop the receiver at a boundary, and wait until the process has ended. Its last events can still be read."""
+        """Send the order STOP, and wait until the process has ended. It is killed if it has not ended after
+        ``STOP_SECONDS``. Its last events can still be read."""
         self._stopped = True
         self._order(OrderName.STOP)
         self.join(STOP_SECONDS)

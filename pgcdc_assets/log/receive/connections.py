@@ -62,7 +62,7 @@ class Receiving:
         self._terminated = False
 
     def terminate(self) -> None:
-        """Stop at the last boundary."""
+        """Do the same as for the order STOP. Called if the process gets SIGTERM."""
         self._terminated = True
 
     def run(self) -> None:

@@ -209,7 +209,7 @@ class Intake:
         if came.ambiguous or (not came.origin_known and self._origins()):
             raise StreamUnsure(end_lsn)
 
-    # Two-phase: content arrives at PREPARE, and belongs to the position of COMMIT PREPARED -------------
+    # Two-phase commit: the content arrives at PREPARE, but its place in the log is the COMMIT PREPARED --
 
     def _prepare(self, message: Prepare | StreamPrepare, run: FrameRun, index: int) -> Prepared | Dropped:
         """Handles a PREPARE. If the transaction is already known, drops its content, because the server sends the

@@ -70,7 +70,7 @@ class OrderName(StrEnum):
     REPORT_APPLY = "report_apply"
     """Report ``lsn`` to the source as ``apply_lsn``, because every mirror has reached it."""
     STOP = "stop"
-    """End at the last boundary."""
+    """End at the last boundary that was received, once everything up to this boundary is durable in the log."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _end_with_parent(descriptor: int) -> None:
 
 
 def _frames(error: Exception) -> list[str]:
-    """Where an error happened, without its message."""
+    """The lines of code where an error happened, from its traceback, without the error's message."""
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
 
 
@@ -71,7 +71,7 @@ def main() -> int:
     try:
         receiving = Receiving(settings, orders, lambda event: _write_line(event_line(event)))
         signal.signal(signal.SIGTERM, lambda number, frame: receiving.terminate())
-        # The parent handles a terminal's interrupt, and then stops this process at a boundary.
+        # The parent handles a terminal's interrupt, and then sends the order STOP to this process.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         receiving.run()
     except PgcdcError as error:

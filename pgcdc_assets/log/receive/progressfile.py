@@ -39,7 +39,7 @@ class Announcement:
     xid: int
     """The xid of the oldest transaction."""
     lsn: Lsn
-    """The LSN at which the oldest transaction's first block began."""
+    """The LSN of the oldest transaction's first block."""
     since: datetime
     """When the oldest transaction's first block arrived."""
 
@@ -107,7 +107,8 @@ class Announcer:
             if self._held is not None and what is not None:
                 self._held.write(what.to_line())
                 return
-        # Another receiver may hold the lease, because a receiver may run for a second after its parent was killed.
+        # The text was not written, for example because another receiver holds the lease: a receiver may run for a
+        # second after its parent was killed.
         self.close()
 
 

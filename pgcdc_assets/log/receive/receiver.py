@@ -231,7 +231,7 @@ class Receiver:
         if not self._stopping and self._intake.transaction is None and self._leave(self._complete()):
             self._stopping = self.left = True
         if idle and (self._goal or self._marks) and now - self._asked_at > _ASK_SECONDS:
-            # The LSN of an order is not reached, and the stream is quiet: ask the server for its position.
+            # The LSN of an order UNTIL or MARK is not reached, and the stream is quiet: ask the server where it is.
             if self._goal is not None and self._goal.flush_wanted:
                 self._goal.saw_source(*self._clock.positions(), now)
             self._send_status(ask=True)
@@ -247,7 +247,7 @@ class Receiver:
             self._round(idle=False)
             if self._over:
                 raise WaitEnded
-            # The server may have asked for a status in one of the frames that are not read.
+            # The server may have asked for a status in a frame that this process has not read yet.
             self._send_status()
             time.sleep(_IDLE_SECONDS)
 

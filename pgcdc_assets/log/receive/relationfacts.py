@@ -49,7 +49,7 @@ class CatalogFacts:
         asked = sorted({described(relation) for relation in relations}, key=lambda one: one[0])
         found: Described = {}
         while asked:
-            # A query asks for each OID once. A relation that occurs with two sets of columns needs two queries.
+            # A query can ask for an OID only once. So a relation that has two keys is in two queries.
             together = dict(asked[: self._at_once])
             answers = self._answers(together)
             found |= {(oid, types): answers[oid] for oid, types in together.items()}

@@ -156,7 +156,7 @@ class WholeTransactions:
         beyond = begins[run.brackets.final_lsn >= self._positions.goal.lsn][:1].tolist()
         for index in run.brackets.commits[run.brackets.end_lsn > self._positions.goal.lsn][:1].tolist():
             # The goal is inside the commit record of this transaction (commit_lsn < goal < end_lsn). Nothing of the
-            # transaction is added to the log, which ends at commit_lsn.
+            # transaction is added to the log, so the log ends at this commit_lsn.
             own = begins[begins < index]
             beyond.append(int(own[-1]) if len(own) else 0)
         beyond += [index for index, lsn in standalone.items() if lsn > self._positions.goal.lsn][:1]
