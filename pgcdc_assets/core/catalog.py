@@ -281,7 +281,7 @@ class Table:
         )
 
     def without_volatile(self) -> Self:
-        """The table with only the facts that decide how a row of it is decoded and applied. All other facts, for example
+        """The table with only the facts that decide how a row of it is decoded and applied. All other facts, such as
         marks, estimates and comments, are set to their defaults."""
         return replace(
             self, leaves=(), via_root=False, unpublished=(), outside=(), pages=0, rows=0, marks=TableMarks(),

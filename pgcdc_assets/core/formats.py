@@ -31,7 +31,8 @@ def reading(thing: object, kind: type[PgcdcError] = LakeError, do: str | None = 
 
 
 def check_format(found: object, thing: str) -> None:
-    """Raises UnknownFormat unless ``found``, the format that ``thing`` records, is ours. None means no format."""
+    """Raises UnknownFormat unless ``found``, the format that ``thing`` records, is FORMAT. ``found`` is None if
+    ``thing`` records no format."""
     if found != FORMAT:
         stated = "states no format" if found is None else f"has format {found}"
         raise UnknownFormat(f"{stated}, but this version of pgcdc reads format {FORMAT}", thing=thing)

@@ -61,7 +61,8 @@ ZERO = Lsn(0)
 class LsnRange:
     """A half-open range of WAL whose ends are transaction boundaries. The range contains the transactions with ``start
     < end_lsn <= end``. No boundary lies inside a commit record, so ``start <= commit_lsn < end`` selects the same
-    transactions. Filters use this second form, because Begin already contains ``commit_lsn``."""
+    transactions. Filters use this second form, because the message Begin already contains ``commit_lsn``, and
+    ``end_lsn`` follows only in the message Commit."""
 
     start: Lsn
     end: Lsn

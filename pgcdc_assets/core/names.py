@@ -69,9 +69,9 @@ def encoded(part: str) -> str:
     misread is written as ``~`` and two hex digits.
 
     These characters are ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters, because delta-rs does
-    not find folders with ``%2F`` or one of these characters in their path, and ``~`` itself. The names ``.``, ``..`` and
-    ``_delta_log``, and all names that begin with ``_pgcdc``, have another meaning in the lake. The first character of
-    such a name is also written as ``~`` and two hex digits. For example, a folder ``_delta_log`` would turn the
+    not find folders with ``%2F`` or one of these characters in their path, and ``~`` itself. The names ``.``, ``..``
+    and ``_delta_log``, and all names that begin with ``_pgcdc``, have another meaning in the lake. The first character
+    of such a name is also written as ``~`` and two hex digits. For example, a folder ``_delta_log`` would turn the
     schema's folder into a Delta table.
     """
     text = _ODD.sub(lambda match: f"~{ord(match[0]):02X}", part)

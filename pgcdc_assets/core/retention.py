@@ -1,4 +1,4 @@
-"""Decides which data may be deleted. Old data goes first. Young data, and data that a consumer needs, is never
+"""Decides which data may be deleted: the oldest data first. Young data, and data that a consumer needs, is never
 deleted."""
 
 from __future__ import annotations

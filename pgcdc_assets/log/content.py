@@ -198,7 +198,7 @@ class ContentByXid:
         content.add(block, origin)
 
     def pop(self, xid: int) -> InProgressContent | None:
-        """Remove and return a transaction that is no longer in progress. None if it has no frames here."""
+        """Remove and return a transaction that is no longer in progress. None if no frames of it were added."""
         return self._open.pop(xid, None)
 
     def prepare(self, transaction: PreparedTransaction) -> None:

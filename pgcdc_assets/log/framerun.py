@@ -37,7 +37,7 @@ Raw = bytes | bytearray
 Records = NDArray[Any]
 
 HEADER = XLOG_DATA.size
-"""Bytes of an XLogData frame before its message. A keepalive frame is not longer than this."""
+"""Bytes of an XLogData frame before its message. A frame that is not longer than this is a keepalive."""
 
 
 def table_of_kinds(kinds: Iterable[int]) -> NDArray[np.bool_]:

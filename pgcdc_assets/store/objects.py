@@ -250,7 +250,7 @@ def _attempts() -> Iterator[bool]:
 
 def _overwrite(place: Location, send: Callable[[], object]) -> None:
     """Send a request that may be repeated. If the store refuses the request because of a simultaneous request for the
-    same object, tries again, because obstore does not. ``place``: the place to name in errors."""
+    same object, tries again, which obstore itself does not do. ``place``: the place to name in errors."""
     for last in _attempts():
         with _translated(place):
             try:

@@ -62,7 +62,7 @@ class Receiving:
         self._terminated = False
 
     def terminate(self) -> None:
-        """Do the same as for the order STOP. Called if the process gets SIGTERM."""
+        """Called if the process gets SIGTERM: stop at the last boundary that was received."""
         self._terminated = True
 
     def run(self) -> None:

@@ -81,7 +81,8 @@ class ResendCheck:
             self._fail(int(commit_lsn[others[0]]))
 
     def committed(self, commit_lsn: Lsn, xid: int, prepared: PreparedTransaction | None) -> None:
-        """Check a prepared transaction that commits at ``commit_lsn``. Raises LogAhead."""
+        """Check a COMMIT PREPARED at ``commit_lsn``. Raises LogAhead if its transaction is in the range, but is not the
+        log's newest transaction. ``prepared``: the transaction; None if its content is not known."""
         if self.newest is not None and commit_lsn == self.start:
             self.came = True
             if xid != self.newest:
