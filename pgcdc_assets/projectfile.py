@@ -19,7 +19,7 @@ SETTINGS_FILE = Path("pgcdc.yaml")
 EMBEDDED = "embedded"
 """The value of the setting ``source`` that selects the embedded PostgreSQL with the sample shop."""
 NO_SOURCE = "is not a libpq conninfo or URL"
-"""Messages contain this text instead of libpq's own error, which would quote the conninfo with its password."""
+"""The texts of errors contain this instead of libpq's own error, which would quote the conninfo with its password."""
 SOURCE_FORM = "write it like `host=db.example.org dbname=shop user=replicator`, or `postgresql://replicator@db/shop`"
 
 _SOURCE_LINE = re.compile(r"(?im)^source[ \t]*:.*$")

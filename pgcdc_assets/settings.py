@@ -277,7 +277,7 @@ class Settings(BaseSettings):
             if not set(str(given.get("port", ""))) <= set("0123456789,"):
                 raise ValueError("has a port that is not a number")
             if "://" in value and "@" in f"{given.get('host', '')}{given.get('dbname', '')}":
-                # Otherwise a part of the password would be taken for a host or database, and shown in messages.
+                # Otherwise a part of the password would be taken for a host or database, and shown in errors.
                 raise ValueError("has an `@` in its host or database; write @ and / of a password as %40 and %2F")
             if "replication" in given:
                 # Only some of our connections are replication connections.

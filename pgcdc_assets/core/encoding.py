@@ -48,7 +48,7 @@ class Encoding:
 
     @property
     def title(self) -> str:
-        """The name to show in messages."""
+        """The name to show to the user."""
         return "UTF-8" if self.unicode else self.name
 
     def decode(self, raw: bytes) -> str:

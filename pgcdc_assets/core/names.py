@@ -46,7 +46,7 @@ class TableName:
 
     @property
     def shell(self) -> str:
-        """The name quoted for a shell, for the commands that messages advise."""
+        """The name quoted for a shell, for the commands that errors advise."""
         return shlex.quote(str(self))
 
     @property

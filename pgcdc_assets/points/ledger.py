@@ -178,7 +178,7 @@ class Ledger:
 
     def _small(self) -> list[LedgerFile]:
         """Returns the small files that are newer than the newest large file. Only these are merged, because a merged
-        file must not have a large file between its rows."""
+        file must not contain both rows that are older and rows that are newer than a large file."""
         return list(takewhile(lambda file: file.count < self._merging.small_rows, self.files()))
 
     def _rows(self, file: LedgerFile) -> pa.Table:

@@ -52,7 +52,7 @@ class ProcessName:
 
     @property
     def told(self) -> str:
-        """A short text for messages: the pid, and also the host if this process cannot look up the pid."""
+        """A short text for the user: the pid, and also the host if this process cannot look up the pid."""
         return f"pid {self.pid}" + ("" if self.is_here else f" on {self.host}")
 
     def lives(self) -> bool | None:
