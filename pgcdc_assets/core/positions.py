@@ -5,8 +5,8 @@ from __future__ import annotations
 from pgcdc_assets.core.lsn import Lsn
 
 DELAYS_UNTIL_FLUSHED = 3
-"""After this many times ``wal_writer_delay``, an asynchronous commit is certainly on disk (PostgreSQL's documentation of
-``synchronous_commit``). So WAL that is still not flushed after this time contains no commit."""
+"""After this many times ``wal_writer_delay``, an asynchronous commit is certainly on disk, as PostgreSQL documents for
+``synchronous_commit``. So WAL that is still not flushed after this time contains no commit."""
 
 
 class Endpos:
