@@ -70,7 +70,7 @@ def encoded(part: str) -> str:
 
     These characters are ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters, because delta-rs does
     not find folders with ``%2F`` or one of these characters in their path, and ``~`` itself. The names ``.``, ``..``
-    and ``_delta_log``, and all names that begin with ``_pgcdc``, have another meaning in the lake. The first character
+    and ``_delta_log``, and all names that begin with ``_pgcdc``, have another meaning as folders. The first character
     of such a name is also written as ``~`` and two hex digits. For example, a folder ``_delta_log`` would turn the
     schema's folder into a Delta table.
     """

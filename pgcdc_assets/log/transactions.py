@@ -109,8 +109,8 @@ class StreamedTransaction:
     def origin_known(self) -> bool:
         """Whether ``origin`` is certain. PostgreSQL takes the origin of a block from the first item that it decodes for
         the block, whose LSN is the block's LSN. It sends no origin if this item is a logical message or belongs to a
-        catalog change. So without an origin, it is certain that there is none only if this item was a change of a row,
-        or if no changes arrived, because a transaction without changes needs no origin."""
+        catalog change. So if no origin was sent, the transaction certainly has none if its first item was a change of a
+        row. A transaction without changes needs no origin."""
         return self.origin is not None or self.first == self.lsn or not self.changes
 
 

@@ -1,6 +1,6 @@
 """Stores how many rows of the log were applied to no mirror (untaken rows), with one entry per relation and LSN range.
 
-Only rows of relations that belong to no table that pgcdc knows are counted. So rows of these tables are not counted:
+Rows are counted only if their relation belongs to no table that pgcdc knows. So rows of these tables are not counted:
 tables that the settings exclude, and tables that wait for a copy or are set aside, whose state ``pgcdc status`` shows.
 """
 
