@@ -1,8 +1,6 @@
-"""Finds all advice that the program can print, in its source code.
-
-Advice is the text after the ``;`` of an error, a finding of setup or a problem of status. It comes from the argument
-``do``, the class attribute ``advice``, and the constants and functions that they use.
-"""
+"""Finds, in the source code, all advice that the program can print. Advice is the text after the ``;`` in the message
+of an error, of a finding of setup, or of a problem of status. The code passes advice as the argument ``do``, or takes
+it from the class attribute ``advice``, from constants, or from the results of functions."""
 
 from __future__ import annotations
 

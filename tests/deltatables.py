@@ -32,8 +32,8 @@ def opened(folder: Path | Location) -> DeltaVersion:
 
 
 def by_delta_rs(at: LakeAt, name: TableName) -> pa.Table:
-    """The mirror's rows, read by delta-rs: the lake's own reader shares code with the merges that write mirrors. Only a
-    table that delta-rs refuses is read by the lake's reader."""
+    """The mirror's rows, read by delta-rs, because the lake's own reader shares code with the merges that write
+    mirrors. If delta-rs refuses the table, the lake's own reader reads it."""
     folder, version = Location.of(at.path(name)), at.versions[name]
     table = DeltaLog(folder).at(version)
     if not queryable(table):

@@ -19,9 +19,9 @@ DOCUMENTS: Final = {
 """The documents by command."""
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "json"
 _EXACT = ConfigDict(extra="forbid", strict=True)
-"""The version that writes a document knows all of its fields."""
+"""Pydantic's settings for documents that this version wrote: a field that the type does not have is an error."""
 _OPEN = ConfigDict(use_attribute_docstrings=True)
-"""A reader ignores fields that it does not know."""
+"""Pydantic's settings for the published schemas: readers must ignore fields that they do not know."""
 
 
 def checked(command: str, document: Any) -> Any:
@@ -40,7 +40,8 @@ def schema(command: str) -> dict[str, Any]:
 
 
 def _plain(part: Any) -> Any:
-    """Without the titles that pydantic makes of the names, and with backticks as Markdown has them."""
+    """The part of a schema without the titles that pydantic makes from names, and with the single backticks of
+    Markdown."""
     if isinstance(part, dict):
         return {name: _plain(value) for name, value in part.items() if not (name == "title" and isinstance(value, str))}
     if isinstance(part, list):
@@ -49,7 +50,7 @@ def _plain(part: Any) -> Any:
 
 
 def _adapter(command: str, config: ConfigDict) -> TypeAdapter[Any]:
-    # In a list, because pydantic takes no configuration for a TypedDict itself.
+    # The type is put into a list, because pydantic takes no configuration for a TypedDict itself.
     listed: Any = list
     return TypeAdapter(listed[DOCUMENTS[command]], config=config)
 

@@ -92,8 +92,8 @@ def _published(*names: TableName, **operations: bool) -> dict[str, Any]:
 
 OLD = Blocker(733, 4711, None, "shop", "psql", timedelta(hours=3))
 SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
-    # Values: the facts that differ from a healthy lake, then severity, object, part of the problem's text, part of the
-    # advice.
+    # Each value contains the facts that differ from a healthy lake. Then follow the expected severity, the object, a
+    # part of the problem's text, and a part of the advice.
     "before setup": (
         {"catalog": None, "slot": None, "log": None, "tables": ()}, "error", "project", "not set up", "pgcdc setup",
     ),

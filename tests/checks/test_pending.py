@@ -92,8 +92,8 @@ def test_a_search_that_reaches_its_limit_uses_the_bounds_of_the_files_instead(
 def test_tables_at_many_positions_are_searched_together(
     log: ChangeLog, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The search reads a limited number of bytes. Many tables that were set aside must not use up this limit
-    before the search for other tables."""
+    """A search reads a limited number of bytes of the log. If it searched separately for each of the many tables that
+    were set aside, it would reach this limit before it has searched for the other tables."""
     walks, in_order = [], log.in_order
 
     def counted(after: Lsn) -> Iterator[tuple[Segment, tuple[BatchSummary, ...]]]:
@@ -114,7 +114,7 @@ def test_tables_at_many_positions_are_searched_together(
     assert len(walks) == 3, "one file for t2, and two for all others"
 
 
-# The record of the last comparison of each table ----------------------------------------------------
+# `verify` stores the result of the newest comparison of each table ----------------------------------
 
 A, B, C = (TableName("public", name) for name in ("a", 'Odd "b"', "c"))
 

@@ -63,7 +63,8 @@ def test_copies_show_table_rows_bytes_and_time_left(clock: Clock) -> None:
     assert live.lines == ["sync: copying, 0 rows/s", "copies: table 1 of 12, 0 rows"]
     copies.bytes, copies.copied, read = 40 << 30, 2, (1_200_000, 10 << 30)
     clock.now += 600
-    # The line is up to date without a new state of the run. A run reports none while it applies many changes.
+    # The line shows new progress even if the run has reported no new state, because a turn may take long while the
+    # copies go on.
     assert live.lines[1] == "copies: table 3 of 12, 1,200,000 rows, 10.0 GiB of 40.0 GiB, 30 min left"
     copies.copied, read = 12, (9_000_000, 41 << 30)
     assert live.lines[1] == "copies: table 12 of 12, 9,000,000 rows, 40.0 GiB of 40.0 GiB"

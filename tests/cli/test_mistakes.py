@@ -40,7 +40,7 @@ class Rig:
 
     shell: Shell
     role: str
-    """A role without rights, which needs a password on the socket."""
+    """A role without privileges. pg_hba.conf requires its password, also on the Unix socket."""
     undone: ExitStack
     ports: list[int] = field(default_factory=list)
 

@@ -79,7 +79,7 @@ def test_a_table_created_later_needs_the_script_again(shell: Shell, conn: psycop
 def test_the_role_needs_the_right_to_read_an_unlogged_partition(
     shell: Shell, conn: psycopg.Connection, role: str
 ) -> None:
-    """A copy reads the partition as soon as it is LOGGED."""
+    """If the partition is set LOGGED, the next copy of its table reads it."""
     conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
     conn.execute("CREATE UNLOGGED TABLE hr.p2 PARTITION OF hr.p FOR VALUES FROM (10) TO (20)")
     shell.set(SOURCE=as_role(shell, role))

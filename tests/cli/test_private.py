@@ -41,7 +41,8 @@ def test_a_lake_folder_created_by_verify_is_private(tmp_path: Path) -> None:
 
 
 def test_an_existing_folder_keeps_its_mode(tmp_path: Path) -> None:
-    """The lake may be older than pgcdc, or shared on purpose. A folder above the lake is not made private either."""
+    """The user may have created the lake's folder, or may share it on purpose. A folder above the lake is not made
+    private either."""
     lake = tmp_path / "above" / "lake"
     with lake_lock(Layout.of(lake), "test"):
         lake.chmod(0o2750)

@@ -175,7 +175,8 @@ def test_teardown_of_a_project_that_made_nothing_removes_nothing(
         for thing in (f"slot {name}", f"publication {name}", f"publication {name}_inserts"):
             assert f"{thing} stays: this project did not create it; if no other project needs it, run " in said
         assert left(conn) == before
-        # The first teardown is before the second project's own setup, the second teardown is after it.
+        # In the first pass of the loop, the second project is not set up yet when teardown runs. In the second pass it
+        # is.
         said = shell.pgcdc("setup")
         assert f"warning: slot {name}: exists, but this project did not create it" in said
     shell.patch.chdir(first)

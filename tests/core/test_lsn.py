@@ -53,7 +53,8 @@ def test_range_is_unchanged_after_a_round_trip_as_key_or_text(points: list[Lsn])
 
 @given(st.lists(st.integers(0, (1 << 48) - 1).map(Lsn), min_size=3, max_size=8, unique=True).map(sorted))
 def test_keys_sort_like_their_ranges(points: list[Lsn]) -> None:
-    """The test draws LSNs below 2^48: enough for a petabyte of WAL a day for most of a year."""
+    """An LSN in a key has 12 hexadecimal digits. So keys sort like their ranges only below LSN 2^48, which is 256 TiB
+    of WAL."""
     keys = [span.key for span in _chain(points)]
     assert keys == sorted(keys)
 

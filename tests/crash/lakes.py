@@ -152,7 +152,7 @@ class LakeRig:
             self.stood = position
         points = published(self.lake.text)
         assert [lsn for lsn, _ in points] == sorted(lsn for lsn, _ in points), "the points are not in order"
-        # Maintenance removes old points.
+        # Points are remembered by their content and not by their number, because maintenance removes old points.
         fresh = [point for point in points if repr(point) not in self.compared]
         self.compared |= {repr(point) for point in fresh}
         commits = self.journal.commits() if fresh else {}

@@ -67,8 +67,8 @@ def test_exactly_one_thread_stops_after_the_given_number_of_visits(faults: Fault
 def test_process_stopped_at_one_point_does_not_block_other_points(
     faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file lock protects the fault points. A process releases it before it reports that it has stopped at a point. A
-    process that passes a point that is not armed does not take it."""
+    """A file lock protects the fault points. A process releases the lock before it reports that it has stopped at a
+    point. A process does not need the lock to pass a point that is not armed."""
     point, rename, lock_was_free = FaultPoint.BATCH_COMMITTED, Path.rename, list[bool]()
 
     def renamed(path: Path, target: Path) -> Path:

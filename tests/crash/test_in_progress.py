@@ -48,9 +48,10 @@ class Rig:
     """After each crash: the log's position, and the rows below this position."""
 
     def steps(self) -> Iterator[tuple[int, str]]:
-        """Connection and statement of each step of one round. Transaction 0 has a message that is rolled back.
-        Transaction 1 becomes larger than a batch. Transaction 2 is rolled back after its changes were sent. Connection
-        3 runs all small transactions."""
+        """Yields the steps of one round: the number of a connection, and its next statement. The transaction of
+        connection 0 has a message that is rolled back. The transaction of connection 1 becomes larger than a batch. The
+        transaction of connection 2 is rolled back after its changes were sent. Connection 3 runs all small
+        transactions."""
         self.rounds += 1
         at = self.rounds * 10_000
         yield from ((0, "BEGIN"), (0, many(at, 300)), (1, "BEGIN"), (1, "SAVEPOINT s"), (1, many(at + 1000, 600)))

@@ -38,7 +38,7 @@ from pgcdc_assets.store import chainlease
 chainlease.TTL, chainlease.RENEWED, chainlease._MARGIN = 12.0, 2.0, 0.5
 """
 _LEFT: Final = (".parquet", ".seg", ".bin")
-"""Files that belong to the lake only if a Delta commit names them."""
+"""Suffixes of files that belong to the lake only if a Delta commit names them."""
 
 
 class Stopped(Enum):

@@ -124,7 +124,8 @@ def test_an_instance_can_be_used_by_another_project_after_a_teardown(instance: d
 
 
 def test_an_instance_without_partitions_can_be_used_by_another_project(instance: dg.DagsterInstance) -> None:
-    """Before that, the error that refuses the second project advises to delete the partitions of the first project."""
+    """As long as the instance has partitions of the first project, the second project is refused, with the advice to
+    delete these partitions."""
     copied = register_snapshot(instance, NAMES, Lsn(0x10))
     instance.delete_dynamic_partition(str(NAMES.lsn_ranges.name), span(0x10, 0x20).key)
     with pytest.raises(WrongInstance, match="delete all partitions of the assets `change_log`"):

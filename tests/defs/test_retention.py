@@ -94,7 +94,8 @@ def test_only_runs_of_deleted_ranges_are_deleted(instance: dg.DagsterInstance, t
     assert instance.get_materialized_partitions(MIRROR) == {kept.key}
     assert instance.get_dynamic_partitions(str(NAMES.lsn_ranges.name)) == [kept.key]
     assert instance.get_latest_materialization_event(QUIET_MIRROR) is not None
-    # This run is deleted, too, once its range is deleted and a different run has the newest materialization.
+    # The runs of the copy, of the range's end and of the repair are deleted, too, after the range is deleted and a
+    # newer run has materialized the same assets.
     register.prune(kept.end, kept.end)
     newest = run(instance, span(0x30, 0x40).key, assets=ASSETS)
     assert forget_runs(instance, OF, ASSETS, datetime.fromtimestamp(time.time() + 1, UTC), lambda: False) == 3

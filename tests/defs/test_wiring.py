@@ -323,7 +323,8 @@ def test_a_run_that_a_signal_ends_at_a_commit_boundary_succeeds(instance: dg.Dag
 def test_a_run_ends_early_for_a_queued_run_of_its_own_source_only(
     instance: dg.DagsterInstance, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queued run that was launched in the UI does not have pgcdc's tag yet, but has an asset selection."""
+    """A queued run that was launched in the UI does not have pgcdc's tag yet. pgcdc recognizes it by the assets that it
+    selects."""
     looks: list[int] = []
 
     def counted(*args: Any) -> list[dg.RunRecord]:

@@ -1,4 +1,5 @@
-"""Which files a sweep must keep for the versions that may be read, compared with a model. Also: OPTIMIZE and VACUUM."""
+"""A sweep deletes files that no readable version of a table needs. The tests compare the files that it must keep with a
+model. They also test OPTIMIZE and VACUUM."""
 
 from __future__ import annotations
 

@@ -94,7 +94,8 @@ def test_a_feed_that_was_never_written_is_empty(tmp_path: Path) -> None:
 
 
 def test_rows_derived_for_another_structure_are_not_used(tmp_path: Path) -> None:
-    """The columns of the earlier structure may have the same names as the new columns."""
+    """The columns of the earlier structure may have the same names as the new columns, so names do not show to which
+    structure a row belongs."""
     layout = Layout.of(tmp_path)
     _derive(layout, NARROW, 0)
     next_ = replace(NARROW, lineage=Lineage(1, 1, 50))

@@ -115,8 +115,9 @@ def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -
 @pytest.mark.long
 @pytest.mark.spark
 def test_changes_are_divided_by_key_even_if_keys_change(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changes are divided by key, and the parts are applied separately. If a change of key does not contain a value,
-    the changes are not divided, because the value is found under an earlier key."""
+    """Changes are divided by key, and the parts are applied separately. If an update changes a key, and does not
+    contain the value of an unchanged TOAST column, the changes are not divided. The reason is that this value must be
+    looked up under the earlier key."""
     monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
     monkeypatch.setattr(task, "HELD_BYTES", 1)
     units: list[int] = []

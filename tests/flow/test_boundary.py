@@ -25,7 +25,7 @@ from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 from tests.fix_postgres import Database
 from tests.waiting import wait_for
 
-# No test needs Spark ---------------------------------------------------------------------------
+# None of these tests needs Spark ---------------------------------------------------------------
 
 
 def _never(lsn: Lsn, max_seconds: float | None = None, /) -> None:

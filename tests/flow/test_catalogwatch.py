@@ -102,8 +102,8 @@ def _watched(work: Work, live: Sequence[Table], *, empty: bool = False, paused: 
 
 
 def test_table_that_is_set_aside_waits_for_a_copy_after_its_catalog_entry_changed(work: Work) -> None:
-    """A turn has set the table aside, because its mirror lacks a row. The change that a later catalog check finds
-    explains this, and a copy repairs the mirror."""
+    """A turn has set the table aside, because its mirror lacks a row. A later catalog check finds a change of the table
+    that explains the missing row. So the table is copied again, which repairs the mirror."""
     work.progress.put_aside(B.name, Lsn(15), "the mirror lacks a row")
     _watched(work, [A, B])
     assert work.progress[B.name].state is TableState.SET_ASIDE
@@ -113,7 +113,7 @@ def test_table_that_is_set_aside_waits_for_a_copy_after_its_catalog_entry_change
 
 
 def test_large_table_with_new_files_is_copied_only_at_the_operators_request(work: Work) -> None:
-    """PostgreSQL has given the tables new files, maybe because of a TRUNCATE that is not in the stream."""
+    """The tables have new relfilenodes, maybe because of a TRUNCATE that is not in the stream."""
     work.settings = work.settings.model_copy(update={"recopy_bytes": 1 << 20})
     new = marks(relfilenode=7, traceless=True)
     for _ in range(2):
@@ -126,8 +126,8 @@ def test_large_table_with_new_files_is_copied_only_at_the_operators_request(work
 
 
 def test_relfilenode_is_compared_with_the_last_catalog_check(work: Work) -> None:
-    """A table counts as rewritten if its files and its columns changed between the same two checks. Here a TRUNCATE
-    first changes only the files, and later a SET NOT NULL changes only the columns."""
+    """A table counts as rewritten if its relfilenode and its columns changed between the same two checks. Here a
+    TRUNCATE first changes only the relfilenode, and later a SET NOT NULL changes only the columns."""
     marked = remarked(B, "1:7 2:7", relfilenode=5)
     work.progress.moved(B.name, Lsn(20), table=marked)
     _watched(work, [A, remarked(marked, relfilenode=6)])

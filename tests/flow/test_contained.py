@@ -97,7 +97,7 @@ UNREADABLE = {
     "feed_checkpoint": "the same of its change feed",
     "feed_commit": "the first commit of its change feed is empty: a power cut may leave it so, and it is begun anew",
 }
-"""Tables whose Delta log is damaged. Each name says which file is damaged; the text says how."""
+"""Tables with a damaged Delta log. Each table is named after its damaged file; the value explains the damage."""
 
 
 def _tear(rig: Rig, table: str) -> None:

@@ -232,7 +232,7 @@ UNKNOWN_LEAF = 200
 
 @dataclass
 class Progress:
-    """Stands in for :class:`TablesProgress`, with only what a turn uses here."""
+    """Replaces :class:`TablesProgress`. It has only the parts that a turn uses in this test."""
 
     records: dict[TableName, TableRecord]
     router: Router = field(default_factory=lambda: Router.of([ROOT]))

@@ -123,7 +123,8 @@ def test_table_is_not_listed_below_the_lsn_of_its_new_structure(progress: Tables
 
 
 def test_second_point_at_the_same_lsn_lists_the_same_versions(progress: TablesProgress) -> None:
-    """This holds although the structure of a table is about to change."""
+    """The second point still lists a table whose structure is about to change. It no longer lists the table if the
+    table must be copied again."""
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)

@@ -1,4 +1,4 @@
-"""A lake that a test reads in all ways."""
+"""The lake of :mod:`~tests.lake.lakes`, in a folder or in a bucket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.lake.lakes import made
 
 @pytest.fixture(scope="session")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """Tests only read it."""
+    """All tests share this lake, because they only read it."""
     root = tmp_path_factory.mktemp("lake")
     made(Location.of(root))
     return Lake(root)

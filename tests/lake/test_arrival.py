@@ -105,7 +105,8 @@ def test_changes_of_a_renamed_table_are_waited_for(log: ChangeLog) -> None:
 
 
 def test_logical_messages_above_the_point_are_waited_for(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This applies only if the point has an LSN for messages. Otherwise the setting ``messages`` is not used."""
+    """`wait` considers logical messages only if the point has an LSN for messages. A point has this LSN only if the
+    setting ``messages`` is used."""
     writer_of(log)[0].advance(Lsn(300))
     of_message = SimpleNamespace(others={"M": 1}, rows={})
     monkeypatch.setattr(ChangeLog, "batches", lambda log, after: [of_message])
@@ -115,7 +116,8 @@ def test_logical_messages_above_the_point_are_waited_for(log: ChangeLog, monkeyp
 
 
 def test_a_note_counts_only_for_the_log_position_for_which_it_was_written(log: ChangeLog) -> None:
-    """In a note, the receiver writes that a log with this position lacks no transaction below a higher LSN."""
+    """A note of the receiver says: a log whose position is X lacks no transaction below the LSN Y. If the log has a
+    different position, the note does not apply."""
     Extent(log.layout).note(START, Lsn(500))
     assert arrived(log, 500)
     assert not arrived(log, 501)

@@ -424,7 +424,7 @@ def test_compaction_and_sweep_of_the_feed_do_not_change_the_result(tmp_path: Pat
 
 
 def test_a_large_transaction_comes_in_parts_of_bounded_size(at: OneTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several files hold one transaction, and no file is sorted."""
+    """The transaction is in several files of the feed, and the rows in a file are not sorted."""
     schema, files = feed_schema(T), []
     for first in (1, 0):
         writer = FeedWriter(at.layout.changes(NAME), first, 2)

@@ -51,7 +51,7 @@ def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnectio
 
 
 def ranges_of(size: int, **others: Any) -> RangeLimits:
-    """Limits for a drain that reads ``size`` bytes of WAL with each call."""
+    """Limits for a drain (reading the backlog with SQL functions) whose calls each read ``size`` bytes of WAL."""
     return replace(RANGE_LIMITS, smallest_range=size, largest_range=size, **others)
 
 

@@ -214,8 +214,9 @@ def durable(twins: Twins, lsn: Lsn) -> None:
 
 
 def recorded(source: Source, log: ChangeLog, receiver: ReceiverProcess, lsn: Lsn) -> None:
-    """Waits until the log is complete up to ``lsn``, and this is confirmed. A MARK order is necessary, because ``lsn``
-    may lie after WAL records of the server itself, for which it sends nothing."""
+    """Marks ``lsn``, and waits until the log is complete up to this LSN and the LSN is confirmed. A mark orders the
+    receiver to complete the log up to an LSN. It is needed here because ``lsn`` may lie after WAL records of the server
+    itself, for which the server sends nothing."""
     receiver.mark(lsn)
     until_event(receiver, "complete")
     eventually(lambda: source.confirmed(log) >= lsn)

@@ -98,7 +98,8 @@ def test_goal_at_an_unflushed_position_of_an_idle_source_is_reached(source: Sour
 
 
 def test_goal_past_a_page_header_is_reached(source: Source) -> None:
-    """After a WAL switch, the insert position is above the header of the next segment, which contains no record yet."""
+    """After a WAL switch, the insert position is above the page header of the next WAL segment. No record follows this
+    header yet."""
     log = source.log()
     source.run("INSERT INTO a VALUES (1, 'x')", "SELECT pg_switch_wal()")
     goal = source.lsn()
@@ -139,7 +140,8 @@ def test_receiver_waits_until_the_source_reaches_a_goal_above_its_position(sourc
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
     until_event(receiver, "batch")
-    # If the goal were in existing WAL, the run would end after three times wal_writer_delay (50 ms here).
+    # A run whose goal is in existing WAL would end during this wait: it waits only for three times wal_writer_delay (50
+    # ms here).
     time.sleep(0.8)
     assert not any(event.name == "arrived" for event in receiver.events(0))
     source.run("INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 10000) g")

@@ -55,7 +55,8 @@ def streams_again(twins: Twins, first: int) -> None:
 def test_transaction_that_cannot_be_decoded_in_progress_is_received_unstreamed(
     twins: Twins, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The receiver keeps the goal and the marks that were ordered before it reconnected. It reports each mark once."""
+    """The receiver reconnects. It keeps the goal, and the marks (LSNs up to which it must complete the log), that it
+    got before. It reports each mark once."""
     source = twins.source
     source.run("CREATE TABLE own (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE own")
     receiver = twins.streamed.start()

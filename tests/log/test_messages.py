@@ -113,7 +113,7 @@ def test_message_is_stored_once_if_a_drain_range_ends_inside_it(source: Source) 
 
 def test_resend_check_does_not_require_a_transaction_that_has_only_messages(source: Source) -> None:
     """The server sends the log's newest transaction again, if the slot is behind the log. If this transaction has only
-    logical messages, a changed setting may leave it out."""
+    logical messages, the server may leave it out, because the setting ``messages`` may have changed."""
     log = source.log()
     confirmed = source.confirmed(log)
     source.run("INSERT INTO a VALUES (1, 'x')")

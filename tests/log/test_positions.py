@@ -129,8 +129,8 @@ def test_source_can_shut_down_while_a_receiver_is_connected(database: Database, 
             try:
                 until_event(receiver, "started")
                 end = own.run("INSERT INTO a VALUES (1, 'x')")
-                # The receiver must have read the relation from the catalog before the shutdown, which ends SQL sessions
-                # first.
+                # Wait until the receiver has read the relation's catalog facts: it needs an SQL session for this, and a
+                # shutdown ends SQL sessions first.
                 eventually(lambda: _written(own) >= end)
                 conn.close()
                 started = time.monotonic()
@@ -178,7 +178,7 @@ FOREIGN = "INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_se
 
 @pytest.mark.parametrize("goal", [True, False], ids=["goal", "no goal"])
 def test_log_reaches_a_mark_if_the_server_sends_only_keepalives(source: Source, goal: bool) -> None:
-    """The LSN of a snapshot can be such a mark: no published change is near it, and the source's WAL already ends far
+    """A mark can be the LSN of a snapshot. No published change is near this mark, and the source's WAL already ends far
     above it."""
     log, before = source.log(), source.run("INSERT INTO a VALUES (1, 'x')")
     mark = source.run(FOREIGN)
@@ -469,7 +469,8 @@ def test_writer_cannot_commit_after_a_new_leader_has_taken_the_lake(layout: Layo
     with pytest.raises(LogConflict, match="another writer, because this process did not renew its lease"):
         before.commit(Lsn(200), Lsn(300), 1, [])
     with pytest.raises(LogConflict, match="another writer"):
-        # The earlier writer cannot commit even if it opens the log again, because it does not name the new leader.
+        # The earlier writer cannot commit even if it opens the log again, because it does not know the new leader's
+        # number.
         LogWriter(layout.change_log, WHO)
     after = LogWriter(layout.change_log, WHO, ChangeLog(layout).leader)
     after.commit(Lsn(200), Lsn(250), 1, [])

@@ -294,7 +294,8 @@ def test_goal_around_a_commit_record_ends_the_run_at_a_boundary(
 
 def test_transaction_is_requested_unstreamed_if_its_message_may_be_rolled_back(receiving: Receiving) -> None:
     """A subtransaction was rolled back after the logical message. The blocks do not show whether the message was rolled
-    back, too. A transaction above the goal is not requested again, because the run ends below it."""
+    back, too. So the receiver requests the transaction again, without streaming. It does not request a transaction
+    whose commit is above the goal, because the run ends below it."""
     emitted = LogicalMessage(True, Lsn(1), "p", b"content")
     receiving.take(block((TOP, emitted), (SUB, row(1))) + abort(SUB))
     with pytest.raises(StreamUnsure) as unsure:
@@ -308,8 +309,8 @@ def test_transaction_is_requested_unstreamed_if_its_message_may_be_rolled_back(r
 
 @pytest.mark.parametrize("origins", [True, False])
 def test_transaction_is_requested_unstreamed_if_its_origin_may_be_missing(receiving: Receiving, origins: bool) -> None:
-    """If the LSN of the first change is not the LSN of its block, the server may have sent no origin, although the
-    transaction has one. This is possible only if the source has replication origins."""
+    """If the LSN of the first change is not the LSN of its block, the server may have sent no Origin message, although
+    the transaction has an origin. This is possible only if the source has replication origins."""
     receiving.intake._origins = lambda: origins
     told = block((TOP, row(1)))
     start, description, change, stop = (sent[25:] for sent in told)
@@ -324,7 +325,7 @@ def test_transaction_is_requested_unstreamed_if_its_origin_may_be_missing(receiv
 
 
 def test_streamed_transaction_without_changes_is_accepted_without_a_known_origin(receiving: Receiving) -> None:
-    """The server sends a large transaction that changes only unpublished tables as empty blocks."""
+    """If a large transaction changes only unpublished tables, the server sends it as empty blocks."""
     receiving.intake._origins = lambda: True
     start, *_, stop = (sent[25:] for sent in block((TOP, row(1))))
     receiving.take([frame(start, 1000), frame(stop, 1000), *commit()])

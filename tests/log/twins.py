@@ -57,7 +57,7 @@ COLUMNS: Final = "cd"
 @dataclass(frozen=True)
 class Change:
     kind: str
-    """I, T or M."""
+    """The kind of the message: I (Insert), T (Truncate) or M (logical message)."""
     relation_id: int
     version: int
     sub: int
@@ -98,7 +98,7 @@ BATCHES: Final = st.lists(st.lists(TRANSACTIONS, min_size=1, max_size=3), min_si
 
 
 class Twin:
-    """A log that grows by batches."""
+    """One of the two logs. It grows by batches."""
 
     def __init__(self, folder: Path, *, early: bool) -> None:
         """Opens the log in a lake, or creates it. ``early``: whether rows are written before their commit."""

@@ -1,4 +1,5 @@
-"""The metrics that a scrape returns, and that docs/reference/metrics.md names only metrics that exist."""
+"""The metrics that a scrape returns. The alarm rules, the board and docs/reference/metrics.md name only metrics that
+exist."""
 
 from __future__ import annotations
 
@@ -224,7 +225,7 @@ def test_sizes_of_mirrors_are_read_a_few_at_a_time_and_only_for_new_versions(tmp
     assert reader._mirror_bytes(newer) == found[-1]
 
 
-# Alarm rules and board name only metrics and labels that exist, and docs/guides/alarms.md explains each alarm
+# The alarm rules and the board use only metrics and labels that exist, and docs/guides/alarms.md explains each alarm
 
 _ENDING = re.compile(r"_(bucket|count|sum)$")
 

@@ -1,4 +1,5 @@
-"""Overrides of consistent points, of pauses, and of what status, verify and Dagster report."""
+"""Replacements of functions of the package (overrides) that concern consistent points, pauses, and what status, verify
+and Dagster report."""
 
 from __future__ import annotations
 

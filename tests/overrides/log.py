@@ -1,4 +1,5 @@
-"""Overrides of what is received, recorded in the change log, and confirmed to the source."""
+"""Replacements of functions of the package (overrides) that concern what is received, recorded in the change log, and
+confirmed to the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Overrides of how messages in the log become changes of rows: values, keys, TOAST, truncates."""
+"""Replacements of functions of the package (overrides) that concern how messages in the log become changes of rows:
+values, keys, TOAST, truncates."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ FAILED: Final = 1
 
 @dataclass(frozen=True)
 class Outcome:
-    """``problem``: why the override is alive, or None if it is dead. ``told``: the error with which its test failed."""
+    """``problem``: why the override does not count as noticed by its test, or None if the test failed. ``told``: the
+    error with which the test failed."""
 
     problem: str | None
     seconds: float
@@ -67,7 +68,7 @@ def _tried(override: Override) -> Outcome:
 
 
 def _problem(override: Override, done: subprocess.CompletedProcess[str]) -> str | None:
-    """Why the override is alive. None if its test failed."""
+    """Why the override does not count as noticed. None if its test failed."""
     if done.returncode == 0:
         return "its test passes"
     failed = re.search(r"^FAILED (.*)", done.stdout, re.MULTILINE)

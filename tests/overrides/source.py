@@ -1,4 +1,5 @@
-"""Overrides of copies, of changes that are not in the stream, and of writes on the source."""
+"""Replacements of functions of the package (overrides) that concern copies, changes that are not in the stream, and
+writes on the source."""
 
 from __future__ import annotations
 

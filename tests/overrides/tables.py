@@ -1,4 +1,5 @@
-"""Overrides of Delta tables, their commits and files, of mirrors, and of the stores below them."""
+"""Replacements of functions of the package (overrides) that concern Delta tables, their commits and files, mirrors, and
+the stores below them."""
 
 from __future__ import annotations
 

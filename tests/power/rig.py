@@ -92,7 +92,7 @@ class PowerRig:
 
     @property
     def _origin(self) -> str:
-        """Creates a slot that is never read, and so stays at the LSN where the project's slot began."""
+        """The name of a slot that is never read, and so stays at the LSN where the project's slot began."""
         return f"{self.slot}_o"[:63]
 
     @contextmanager
@@ -156,7 +156,7 @@ class PowerRig:
     def close(self) -> None:
         self.conn.close()
 
-    # Checks of an image. The current directory is the image's folder ------------------------------
+    # Checks of an image (what a power cut left). The current directory is the image's folder ------
 
     def before(self, confirmed: Lsn, chance: random.Random) -> list[tuple[int, dict[str, int]]]:
         """Checks the image before recovery: each point is read correctly or refused with an error. Returns the points,

@@ -375,8 +375,8 @@ def test_other_statements_do_not_change_the_fingerprint(database: Database) -> N
 
 
 def test_all_parts_of_the_catalog_are_read_from_one_snapshot(database: Database) -> None:
-    """If the catalog reader combined the files after an ALTER TABLE with the columns before it, the rewrite would look
-    like a TRUNCATE, and pgcdc would ignore it."""
+    """If the catalog reader combined the relfilenode from after an ALTER TABLE with the columns from before it, the
+    table's rewrite would look like a TRUNCATE, and pgcdc would ignore the rewrite."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)
         with conn.transaction():

@@ -17,9 +17,9 @@ from typing import ClassVar
 
 class Fault(StrEnum):
     LOST = "answer lost"
-    """The store has executed the request."""
+    """The store has executed the request, but its response is lost."""
     CUT = "request cut"
-    """The store has not received the request."""
+    """The request is lost, so the store has not received it."""
     BUSY = "503"
     BROKEN = "500 after the store has acted"
     CONFLICT = "409"

@@ -218,8 +218,9 @@ def test_a_partition_created_after_a_dropped_column_needs_no_copy() -> None:
 
 
 def test_changes_of_columns_and_of_leaves_are_counted_separately() -> None:
-    """Each change raises the lineage's ``number``. Adding or removing leaves keeps ``restructured`` and
-    ``columns_since``, which decide how rows are read. A change of columns keeps ``left``, the removed leaves."""
+    """Each change raises the ``number`` of the lineage (the structures of the table since its copy). Adding or removing
+    leaves keeps ``restructured`` and ``columns_since``, which decide how rows are read. A change of columns keeps
+    ``left``, the removed leaves."""
     once = with_leaves(P, parted(T, leaf(2), leaf(3)), Lsn(50))
     assert (once.structure, once.columns_since) == ("0", None)
     twice = goes_on(parted(MORE, leaf(2), leaf(3)), once, since=60)
@@ -232,8 +233,8 @@ def test_changes_of_columns_and_of_leaves_are_counted_separately() -> None:
 
 
 def test_a_column_dropped_before_the_copy_is_not_confused_with_a_new_column() -> None:
-    """The dropped column had the highest attnum. The catalog has no other trace of it, and no row message since the
-    copy has it."""
+    """The table had a third column, which was dropped before the copy. Only ``attnums_given`` still shows this column,
+    and no row message since the copy contains it."""
     before = replace(T, attnums_given=3)
     found = goes_on(replace(table(ID, A, Column(4, "c", VARCHAR, missing="x")), attnums_given=4), before)
     assert found.lineage is not None

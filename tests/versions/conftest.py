@@ -37,8 +37,8 @@ def version_server(
 
 @dataclass
 class Received:
-    """The workload, received in several runs of the receiver. ``raw``: a second slot, which was created before the
-    workload and is never advanced."""
+    """The workload, received in several runs of the receiver. ``raw``: the name of a second slot, which was created
+    before the workload and is never advanced."""
 
     database: Database
     journal: Journal

@@ -1,4 +1,4 @@
-"""A cohort: several stories that share a database, a project and its syncs.
+"""A cohort: several stories (random histories with schema changes) that share a database, a project and its syncs.
 
 Each story has its own schemas. The stories of a cohort share the kind of publication. In each round, every story
 executes its steps up to its next sync, then one sync runs for all stories, and all stories are compared.

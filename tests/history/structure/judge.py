@@ -1,5 +1,5 @@
-"""Compares every published point with the chronicle, and checks that ``status`` reports every table that is not
-listed."""
+"""Compares every published point with the chronicle (the recorded rows of every table after each commit). Checks that
+``status`` reports every table that is not listed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class Judge:
     _read: dict[tuple[str, int], tuple[tuple[str, ...], Counter[tuple[str | None, ...]]]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Compares all points again next time, because the lake was replaced by the image of a power cut."""
+        """Compares all points again next time, because the lake was replaced by the files that a power cut left of
+        it."""
         self.seen = 0
         self._read.clear()
 

@@ -36,7 +36,7 @@ class Site:
     reader: str
     """The project's role."""
     few: bool
-    """Whether the role may read only tables with a GRANT."""
+    """Whether the role needs a GRANT to read a table. If not, it may read all tables."""
 
     def pick(self, among: Sequence[Table]) -> Table | None:
         return self.chance.choice(list(among)) if among else None

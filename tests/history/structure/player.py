@@ -1,4 +1,5 @@
-"""Executes the steps of one story on the source, in one thread, over the story's own connections."""
+"""Executes the steps of one story (a random history of DDL, writes and syncs) on the source, in one thread, over the
+story's own connections."""
 
 from __future__ import annotations
 
@@ -49,9 +50,10 @@ class Player:
     """The executed SQL, for the report of a failure."""
     silences: list[str] = field(default_factory=list)
     _hit: int = 0
-    """OID of the table that the last move changed."""
+    """OID of the table that the last move (schema change) changed."""
     _ways_back: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """By idea (a group of steps): the undo of its move."""
+    """For each group of steps that belong together, by its number (the step's ``idea``): the statements that undo its
+    move."""
 
     def take(self, step: Step) -> None:
         session, chance = self.sessions[step.connection], random.Random(step.seed)

@@ -1,4 +1,5 @@
-"""The tables of a story: the SQL that creates them, and their current state in the catalog."""
+"""The tables of a story (a random history with schema changes): the SQL that creates them, and their current state in
+the catalog."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Kind:
     """Whether a sync in follow mode runs during the steps. Otherwise each sync ends before the next step."""
     encoding: str = "UTF8"
     few: bool = False
-    """The project's role may read only tables with a GRANT. New tables lack the GRANT."""
+    """The project's role may read a table only after a GRANT, which new tables do not have."""
 
     def __str__(self) -> str:
         kinds = {"tables": "FOR TABLE, as setup makes it", "all": "FOR ALL TABLES", "schema": "FOR TABLES IN SCHEMA"}
@@ -171,7 +171,8 @@ def _ended(chance: random.Random, between: str) -> Iterator[str]:
 
 
 def _tree(chance: random.Random, moves: Sequence[str]) -> Iterator[str]:
-    """Large writes with savepoints, some of which are rolled back. A move may be among the writes."""
+    """Large writes with savepoints, some of which are rolled back. Some of ``moves`` (schema changes) may be among the
+    writes."""
     yield chance.choice(("fill", "write"))
     for _ in range(chance.randint(2, 6)):
         yield chance.choice(_TREES)
