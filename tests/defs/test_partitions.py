@@ -58,7 +58,7 @@ def test_keys_of_ranges_outside_of_the_change_log_are_deleted(register: RangeReg
     assert register.known() == [span(0x20, 0x30)]
 
 
-def test_a_copy_is_registered_only_once(instance: dg.DagsterInstance) -> None:
+def test_the_lsn_range_of_a_copy_is_added_only_once_as_a_dagster_partition(instance: dg.DagsterInstance) -> None:
     assert register_snapshot(instance, NAMES, Lsn(0xABC)) == "000000000000-000000000ABC"
     register_snapshot(instance, NAMES, Lsn(0xABC))
     assert instance.get_dynamic_partitions("pgcdc_snapshot_ranges") == ["000000000000-000000000ABC"]

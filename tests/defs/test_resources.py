@@ -104,7 +104,9 @@ def test_a_run_configures_spark_as_dagster_pyspark_does(recorded: Sessions) -> N
         ({"spark.master": "spark://host:7077"}, "cannot be used with a lake on a local path"),
     ],
 )
-def test_the_configuration_of_a_run_is_checked_like_the_setting(given: dict[str, Any], said: str) -> None:
+def test_spark_config_of_a_run_is_checked_by_the_same_rules_as_the_setting_spark(
+    given: dict[str, Any], said: str
+) -> None:
     with pytest.raises(SettingsError, match=said.replace("`", "['`]")):
         lake_spark(Settings.load())(spark_config=given).settings()
 

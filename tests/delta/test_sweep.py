@@ -222,7 +222,7 @@ def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> N
         assert rows.read(version) == sorted(held)
 
 
-def test_every_version_can_be_read_after_a_vacuum_by_delta_rs(tmp_path: Path) -> None:
+def test_every_version_can_be_read_after_delta_rs_has_vacuumed(tmp_path: Path) -> None:
     rows = _checkpointed_rows(tmp_path)
     lived_long_and_short(rows)
     DeltaTable(rows.path).vacuum(dry_run=False)

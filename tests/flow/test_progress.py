@@ -285,7 +285,7 @@ def test_mirror_with_rows_of_another_table_is_not_used(tmp_path: Path) -> None:
     assert [entry.table for entry in second.followed()] == [B]
 
 
-def test_table_that_no_point_lists_yet_is_listed_at_the_lsn_it_has_reached(tmp_path: Path) -> None:
+def test_a_table_that_was_never_in_a_point_enters_a_point_at_its_mirrors_lsn(tmp_path: Path) -> None:
     """The table was always in the catalog under its name, so it need not wait for a higher LSN. A later bounded sync
     may not reach a higher LSN."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))

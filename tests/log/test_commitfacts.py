@@ -84,7 +84,7 @@ def test_tags_list_aborted_xids_as_ranges_and_leave_out_empty_facts() -> None:
         {"pgcdc.commit_lsn": "1", "pgcdc.commit_ts": "1", "pgcdc.schema_ids": "1"},
     ],
 )
-def test_invalid_tags_are_refused(tags: dict[str, str]) -> None:
+def test_invalid_tags_of_a_log_file_are_refused(tags: dict[str, str]) -> None:
     with pytest.raises(ValueError):
         CommitFacts.of_tags(tags)
 

@@ -308,7 +308,9 @@ def test_transaction_is_requested_unstreamed_if_its_message_may_be_rolled_back(r
 
 
 @pytest.mark.parametrize("origins", [True, False])
-def test_transaction_is_requested_unstreamed_if_its_origin_may_be_missing(receiving: Receiving, origins: bool) -> None:
+def test_transaction_whose_origin_message_may_be_missing_is_received_again_without_streaming(
+    receiving: Receiving, origins: bool
+) -> None:
     """If the LSN of the first change is not the LSN of its block, the server may have sent no Origin message, although
     the transaction has an origin. This is possible only if the source has replication origins."""
     receiving.intake._origins = lambda: origins
