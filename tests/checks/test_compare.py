@@ -1,4 +1,4 @@
-"""Digests distinguish different texts, and the comparison counts rows as multisets."""
+"""The comparison of `verify`: different texts have different digests, and equal rows are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oldest transaction that a mirror lacks, from the change log."""
+"""Finds, in the change log, the oldest transaction that a mirror lacks."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ def test_a_value_in_place_of_null_is_found(kinds: Kinds) -> None:
 
 @pytest.mark.long
 def test_every_value_differs_from_every_other_value_of_its_column(kinds: Kinds) -> None:
-    """-0.0 differs from 0.0, NaN from infinity, '' from NULL, {} from {NULL} ... Each row gets the next row's value."""
+    """Each row gets the value of the next row, so -0.0 must differ from 0.0, NaN from infinity, '' from NULL, {} from
+    {NULL}, and so on."""
     for name, kind in mirrors.KINDS.items():
         count = len(kind.values)
         rows = mirrors.mirror_rows()
@@ -499,7 +500,7 @@ def test_a_difference_is_reported_even_if_its_rows_cannot_be_read_again(lake: La
 
 
 def test_a_mirror_that_changed_its_columns_is_not_compared_with_rows_read_earlier(lake: Lake) -> None:
-    """The source's column was read while it was text, and the mirror now has numbers."""
+    """verify has read the source's rows for a mirror whose column is text. Then the mirror gets a column of numbers."""
     schema = mirrors.mirror_schema(id=pa.int32(), note=pa.int32())
     points = 0
 

@@ -97,7 +97,7 @@ CASES = (
     *(Case("snapshot", point) for point in _COPIES),
     *(Case("repair", point) for point in (FaultPoint.REPAIR_COMMITTING, FaultPoint.REPAIR_COMMITTED)),
     Case("repair", FaultPoint.REPAIR_COMMITTING, Kind.JVM),
-    # Only in follow mode does a range get several batches.
+    # Files of the log are merged only if a range has several batches, which happens only in follow mode.
     *(Case("follow", point) for point in (FaultPoint.LOG_FILES_REPLACING, FaultPoint.LOG_FILES_REPLACED)),
     *(Case("follow", None, kind) for kind in (Kind.RUN, Kind.JVM, Kind.RUN)),
     *(Case("maintain", point) for point in _UPKEEP),

@@ -115,7 +115,8 @@ class InProcess(LakeRig):
         """Runs a sync, crashes it and checks the lake. Returns whether the crash interrupted a change of the lake."""
         started = time.monotonic()
         point, kind, anew = self._draw()
-        # In follow mode, a sync keeps its receiver until the receiver is killed. A bounded sync often ends by itself.
+        # In follow mode, a sync keeps its receiver until the receiver is killed. Without follow mode, a sync often ends
+        # before its receiver can be killed.
         bounds = Bounds(follow=kind is Kind.RECEIVER or self.chance.random() < 0.7)
         before = self.moved()
         failures: list[BaseException] = []

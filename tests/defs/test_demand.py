@@ -1,4 +1,4 @@
-"""The sensor's decision, one situation per case."""
+"""Whether the sensor requests a run, and why: one situation per case."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def test_a_ledger_drops_a_damaged_last_commit_and_continues(tmp_path: Path, dama
     assert again.rows()["n"].to_pylist() == [0, 1, 7]
 
 
-# A file of the log is lost or damaged ---------------------------------------------------------------
+# A file of the change log is lost or damaged --------------------------------------------------------
 
 LogDamage = Callable[[Path, bytes], None]
 
@@ -278,8 +278,8 @@ LOG_DAMAGES: tuple[LogDamage, ...] = (_missing, _half_written, _emptied, *map(_f
 
 @pytest.mark.spark
 def test_damage_is_found_named_and_never_applied(database: Database, spark: SparkSession, tmp_path: Path) -> None:
-    """Rows of small tables are in the same file as the batch's descriptions. A large table has its own file, which only
-    Spark's workers read."""
+    """In the change log, rows of small tables are in the same file as the batch's Relation messages and catalog facts.
+    A large table has its own file, which only Spark's workers read."""
     with database.connect() as conn:
         pipe = Pipeline(database, conn, spark, Layout.of(tmp_path / "lake"))
         pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")

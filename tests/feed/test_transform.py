@@ -1,4 +1,5 @@
-"""The transform with a real server and log: what the feeds contain, and what they do not contain."""
+"""The transform, which derives change feeds from the change log, with a real server: which changes the feeds
+contain."""
 
 from __future__ import annotations
 

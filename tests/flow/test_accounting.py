@@ -110,7 +110,7 @@ def test_rows_that_go_into_no_mirror_are_reported_with_number_and_reason(databas
     target = delta_target(settings.layout, log.identity)
     progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
     a, b, _ = tables
-    # Sets the state that a copy of the table would leave, because this test makes no mirrors.
+    # Sets the state in which a copy would leave the table, because this test makes no mirrors.
     progress._tables[a.name] = TableRecord(a, TableState.CATCHING_UP, start, 0)
     progress.put_aside(b.name, start, "as a test has it")
     work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))

@@ -1,4 +1,4 @@
-"""How `pgcdc verify` gets a snapshot of the source, and mirrors at the LSN of this snapshot; and when it is refused."""
+"""How `pgcdc verify` gets a snapshot of the source and mirrors at the snapshot's LSN, and when it fails."""
 
 from __future__ import annotations
 

@@ -286,8 +286,8 @@ def test_mirror_with_rows_of_another_table_is_not_used(tmp_path: Path) -> None:
 
 
 def test_a_table_that_was_never_in_a_point_enters_a_point_at_its_mirrors_lsn(tmp_path: Path) -> None:
-    """The table was always in the catalog under its name, so it need not wait for a higher LSN. A later bounded sync
-    may not reach a higher LSN."""
+    """The table was always in the catalog under its name, so it need not wait for a higher LSN. A later sync that is
+    not in follow mode may not reach a higher LSN."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     for table in (A, B):
         copied_at_10_applied_to_20(layout, table)

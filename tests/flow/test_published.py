@@ -113,8 +113,8 @@ def _waiting(rig: Rig) -> dict[str, str]:
 
 @pytest.mark.long
 def test_new_table_waits_for_its_grant_and_is_then_copied(few: Rig, role: str) -> None:
-    """A bounded sync copies the other tables, and ends with an error that contains the GRANT. A sync in follow mode
-    waits."""
+    """A sync that is not in follow mode copies the other tables, and ends with an error that contains the GRANT. A sync
+    in follow mode waits for the GRANT."""
     few.conn.execute("CREATE TABLE old (id int PRIMARY KEY)")
     few.conn.execute("CREATE TABLE other (id int PRIMARY KEY)")
     few.conn.execute(f"GRANT SELECT ON other TO {role}".encode())

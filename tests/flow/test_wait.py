@@ -39,7 +39,8 @@ def test_own_writes_are_read_on_an_idle_source(rig: Rig) -> None:
         lake.wait(insert_position(rig), SECONDS)
         rig.conn.execute("DELETE FROM t WHERE id = 100")
         assert 100 not in lake.wait(insert_position(rig), SECONDS).arrow(T)["id"].to_pylist()
-    # After a bounded sync, `wait` returns at once for an LSN that the source had reached when the sync began.
+    # After a sync that was not in follow mode, `wait` returns at once for an LSN that the source had reached when the
+    # sync began.
     flushed = rig.flush()
     rig.sync()
     assert lake.wait(flushed, timeout=0).tables == [T, U]

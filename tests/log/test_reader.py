@@ -1,4 +1,5 @@
-"""The log as a Delta table: compare-and-set, durability, reading, and the detection of damage."""
+"""The change log as a Delta table: its position is set by compare-and-set, it is durable, readers get its rows, and
+damage is detected."""
 
 from __future__ import annotations
 

@@ -223,8 +223,8 @@ def test_several_row_groups_of_a_file_are_searched_together(held: Held, monkeypa
     monkeypatch.setattr(KeyIndex, "find", noted)
     events = [("U", 1, "x", None, True), ("D", 2), ("M", 9, 30, "y", None, True), ("M", 21, 31, "z", None, True)]
     merged = merge(held, *events)
-    # The row groups with the ids 4 to 7 cannot have a wanted key. The other row groups are searched for keys, and for
-    # earlier keys of rows that moved.
+    # The row groups with the ids 4 to 7 cannot have a wanted key. The other row groups of a file (6 rows and 2 rows)
+    # are searched twice: for the keys, and for the earlier keys of rows whose key changed.
     assert searched == [6, 6, 2, 2]
     assert essence(merged) == [(1, "x", "old 1"), (30, "y", "old 9"), (31, "z", "old 21")]
     assert held.gone(merged) == [[1, 2, 9], [1]]

@@ -95,7 +95,8 @@ def keep_prepared(log: Location) -> None:
 
 
 def read_prepared(log: Location) -> None:
-    """Calls all readers of the manifest and of the commit mark. Recovery gets a copy, because it deletes files."""
+    """Calls all readers of a prepared transaction's manifest and commit mark. Recovery gets a copy, because it deletes
+    files."""
     folder = PreparedFolder(log)
     folder.pending()
     for spilled in folder.taken(KEY, storage.scratch(log / SPILL)):

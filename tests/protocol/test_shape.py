@@ -1,4 +1,4 @@
-"""Shapes, which combine a Relation message with the facts of the catalog, and the fingerprint of a shape."""
+"""Shapes, and their fingerprints. A shape combines a Relation message with what the catalog says about the relation."""
 
 from __future__ import annotations
 
