@@ -219,7 +219,8 @@ def test_a_project_whose_lake_was_deleted_can_start_again(synced: Shell) -> None
 
 @pytest.mark.long
 def test_another_project_cannot_take_over_the_slot(synced: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A colleague's checkout of the same project has only the settings."""
+    """A colleague's checkout of the same project: it has the same settings, but a different lake and no record of the
+    slot."""
     other = synced.folder.with_name("other")
     other.mkdir()
     monkeypatch.chdir(other)

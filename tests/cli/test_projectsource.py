@@ -105,7 +105,8 @@ def test_without_source_and_setup_the_error_offers_a_database_or_the_embedded_se
 
 
 def test_setup_writes_the_source_into_the_settings_file(shell: Shell) -> None:
-    """The rest of the file, with the user's comments, is not changed. The next shell needs no variable."""
+    """The rest of the file, with the user's comments, is not changed. A later shell does not need the variable
+    PGCDC_SOURCE."""
     Path("pgcdc.yaml").write_text("# ours\nbatch_seconds: 2  # small\n")
     shell.set(SOURCE=f"{shell.database.conninfo} password=geheim sslpassword=secret2")
     said = shell.pgcdc("setup")

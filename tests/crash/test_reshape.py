@@ -164,7 +164,7 @@ def _kill(stage: _Stage, changes: dict[FaultPoint, str]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_rename_killed_at_each_step_loses_nothing(stage: _Stage) -> None:
-    """At every second step, the table gets its former name back before the next sync checks the catalog."""
+    """After every second kill, the table gets its former name back before the next sync checks the catalog."""
     name = "t"
     for number, step in enumerate(_RENAMES):
         former, name = name, f"t{number}"

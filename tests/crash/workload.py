@@ -168,7 +168,8 @@ class Writers:
                 self._stop.wait(chance.uniform(0, self.most_pause))
             self.done += 1
         except psycopg.Error:
-            # A deadlock or a duplicate key. If the connection was lost, the next statement fails.
+            # The statement failed because of a deadlock or a duplicate key. If it failed because the connection was
+            # lost, this statement fails, too.
             conn.execute("ROLLBACK")
             if "PREPARED" in script[-1]:
                 with suppress(psycopg.errors.UndefinedObject):

@@ -133,7 +133,7 @@ def span(start: int, end: int) -> LsnRange:
 
 
 def dead_mark() -> str:
-    """The process name of a process that has ended, as a run's tag contains it."""
+    """The process name of a process that has ended, in the form in which a run's tag contains it."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     created = int(psutil.Process(child.pid).create_time())
     child.communicate()

@@ -185,7 +185,8 @@ def test_a_table_that_did_not_change_records_nothing(
 def test_a_check_is_recorded_when_its_result_changes(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The result may change in a later run, or from failed to passed."""
+    """A failed result is recorded in each run. A passed result is recorded only if it is the first result, or if the
+    check failed before."""
     failing = Problem("error", f"table {EVENTS}", "is set aside", "copy it again", ProblemCode.TABLE_SET_ASIDE)
     told = iter([health(), health(failing), health(failing), health(), health()])
     monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: next(told))
@@ -475,7 +476,7 @@ def test_logical_messages_are_reported_for_each_range_and_can_be_derived_again(i
     assert materialize(instance, script, [["messages"]], [known.key]).success
     assert script.asked[-1] == ("messages", known)
     assert metadata(instance, ["messages"], known.key)["rows"] == 4
-    # Without the setting, no messages are reported.
+    # Without the setting ``messages``, no messages are reported.
     later = span(0x20, 0x30)
     assert sync(instance, Script(ranges=[report_of(later, ORDERS)])).success
     assert later.key not in instance.get_materialized_partitions(NAMES.messages)

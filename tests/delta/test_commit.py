@@ -256,7 +256,7 @@ def test_old_log_files_are_deleted_once_a_checkpoint_covers_them(table: Location
     assert ids(table) == list(range(9))
     assert now(table).positions == {"app": 10}
     assert storage.exists(table / DELTA_LOG / checkpoint_name(8))
-    # The commits are all made now, so all log files before the newest checkpoint are deleted.
+    # Log files before the newest checkpoint are deleted at once, because the table's logRetentionDuration is zero.
     assert not storage.exists(table / DELTA_LOG / commit_name(3))
     assert ids(table, 9) == list(range(9))
     newest = log.newest()
@@ -316,7 +316,7 @@ def test_every_version_within_the_retention_of_the_log_stays_readable(monkeypatc
         commit_files(now(root / "t"), [written(root / "t", number)], "append", {})
         for version in range(max(0, number - 4), number + 1):
             assert ids(root / "t", version) == list(range(1, version + 1))
-    # Files before the newest checkpoint that is two hours old are not needed.
+    # Log files before this checkpoint are not needed: it is the newest checkpoint that is at least two hours old.
     assert next(entry.name for entry in storage.list_after(root / "t" / DELTA_LOG)) == checkpoint_name(6)
     storage.delete_folder(root)
 

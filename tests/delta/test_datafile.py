@@ -210,7 +210,8 @@ def test_no_timestamp_is_written_as_int96(tmp_path: Path) -> None:
 
 
 def test_stored_bytes_follow_the_protocol(tmp_path: Path) -> None:
-    """The bytes: a version, the size (big endian), the magic number, Roaring's portable 64-bit form, a checksum."""
+    """The stored bytes of a deletion vector are a version, the size (big endian), the magic number, Roaring's portable
+    64-bit form, and a checksum."""
     rows = BitMap64([3, 4, 7, 11, 18, 29, 1 << 33])
     (descriptor,) = write_vectors(Location.of(tmp_path), [rows])
     stored = (tmp_path / (vector_file(descriptor) or "")).read_bytes()

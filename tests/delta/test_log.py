@@ -61,7 +61,8 @@ class Grown:
                 path.unlink()
 
     def hint_old(self) -> None:
-        """The state after a writer that died when it had written its checkpoint, but not ``_last_checkpoint``."""
+        """Makes the state that a writer leaves if it dies after it has written its checkpoint, but before it has
+        written ``_last_checkpoint``."""
         older = self.checkpoints()[:-1]
         if older:
             (self.log / "_last_checkpoint").write_text(json.dumps({"version": older[-1], "size": 1}))

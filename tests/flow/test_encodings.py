@@ -92,7 +92,7 @@ def test_invalid_byte_sets_only_its_table_aside_and_the_slot_still_advances(
             [str(goal), rig.settings.slot],
         ).fetchone() == (True,)
 
-        # A copy finds the byte, too. After the row was corrected, the table is copied.
+        # A copy also fails because of the byte. After the row is corrected, a copy succeeds.
         reasons = dict(rig.engine().sync(Bounds(), copy_anew=[T]).set_aside)
         assert "column 'v' has a value that is not text in WIN1252, in the row with id = 30" in reasons[T]
         rig.conn.execute("UPDATE t SET v = 'mended' WHERE id = 30")

@@ -42,7 +42,7 @@ class Doing:
     pick: int
     batch_bytes: int
     cuts: int
-    """Into how many syncs the kind ``sync`` divides new WAL."""
+    """If ``kind`` is ``sync``: the number of syncs into which the new WAL is divided."""
     beside: int
     """How many of the next steps run while the project does this."""
 

@@ -303,7 +303,7 @@ def _made(root: Path, files: int) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("reader", ["batches", "duckdb", "polars"])
 def test_memory_does_not_grow_with_the_table(lakes: list[Path], reader: str) -> None:
-    """Arrow alone takes some 500 MB more for the larger table."""
+    """If the whole table were read into Arrow, the larger table would need some 500 MB more."""
     small, large = (
         int(subprocess.run([sys.executable, "-c", READ, root, reader], check=True, capture_output=True).stdout)
         for root in lakes

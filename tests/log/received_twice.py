@@ -44,8 +44,8 @@ class Reading:
         message that applies to the row. It does not contain ``tx_ordinal``, because some numbers are missing if rows
         were rolled back.
 
-        ``facts`` adds the catalog facts of the row's relation. They depend on when the receiver read the catalog, so
-        two logs may differ in them if the test alters a table.
+        ``facts`` adds the catalog facts of the row's relation, which the receiver read from the catalog. They depend on
+        the time at which it read the catalog, so two logs may differ in them if the test alters a table.
         """
         for segment in self.log.all_segments():
             if segment.path.name not in self._read:

@@ -1,4 +1,4 @@
-"""Whether replication makes progress. Only its LSNs count, and not whether a connection exists."""
+"""Whether replication makes progress. This depends only on its LSNs, and not on whether a connection exists."""
 
 from __future__ import annotations
 

@@ -160,7 +160,8 @@ def test_a_new_copy_replaces_the_rows_and_the_position_of_the_old_copy(copying: 
     (first,) = copying.copy(name)
     mirror = copying.mirror(name)
     assert mirror.generation_app_id is not None
-    # After the first copy, a change with a deletion vector is applied. The new copy must remove both.
+    # After the first copy, a commit raises the mirror's position, and a DELETE adds a deletion vector. The new copy
+    # must replace both the position and the deletion vector.
     commit(mirror.path, [], "append", {mirror.generation_app_id: first.consistent_point + 1})
     copying.spark.sql(f"DELETE FROM delta.`{mirror.path}` WHERE id = 1").collect()
     copying.run("UPDATE t SET v = 'c' WHERE id = 2; INSERT INTO t VALUES (3, NULL)")
@@ -218,8 +219,8 @@ def test_a_failed_copy_of_one_table_does_not_stop_other_tables(copying: Copying)
 
 
 def test_a_locked_table_does_not_delay_the_copies_of_other_small_tables(copying: Copying) -> None:
-    """One table is locked until several other tables are copied. If they waited for it, the lock would never be
-    released."""
+    """One table is locked until several other tables are copied. If their copies waited for the locked table, the lock
+    would never be released."""
     names = [TableName("public", f"small{number:02}") for number in range(2 * TABLES_PER_JOB)]
     for name in names:
         copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")

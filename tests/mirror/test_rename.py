@@ -101,7 +101,7 @@ def test_a_rename_is_completed_if_its_run_died_before_the_commit(mirror: Mirror)
 
 
 def test_an_older_mirror_under_the_new_name_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
-    """Another followed table had the new name before."""
+    """The older mirror is of another followed table, which had the new name before."""
     other = made(tmp_path / "other", T, FEW)
     storage.move_folder(other.path, mirror.mirrors.layout.mirror(NEW))
     target, expected = _target(mirror), rows(mirror)

@@ -53,7 +53,7 @@ def batches(draw: st.DrawFn, max_rows: int = 12) -> tuple[RowKind, int, list[wir
 
 @st.composite
 def arrays(draw: st.DrawFn, payloads: Sequence[bytes]) -> pa.Array | pa.ChunkedArray:
-    """The payloads as one array, a slice, or chunks, with short or long offsets."""
+    """The payloads as one Arrow array, a slice of it, or chunks, with 32-bit or 64-bit offsets."""
     type_ = draw(st.sampled_from([pa.binary(), pa.large_binary()]))
     before = draw(st.lists(st.binary(max_size=9), max_size=2))
     sliced = pa.array([*before, *payloads, *draw(st.lists(st.binary(max_size=9), max_size=2))], type_).slice(

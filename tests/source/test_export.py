@@ -195,7 +195,7 @@ def test_the_session_that_holds_the_snapshot_survives_the_timeouts_of_idle_sessi
             conn.execute(f"ALTER DATABASE {database.name} SET {name} = '400ms'".encode())
         publish(conn)
         conn.execute("INSERT INTO t VALUES (1)")
-    # An ordinary session is ended by the source.
+    # The source ends an ordinary session, which shows that the timeouts are in effect.
     with database.connect(autocommit=False) as careless:
         careless.execute("SELECT 1")
         wait_for(lambda: _ended(careless))

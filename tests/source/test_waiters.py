@@ -91,8 +91,8 @@ def test_a_copy_that_waits_for_a_locked_table_neither_holds_nor_requests_a_lock(
 def test_a_session_that_requests_a_lock_gets_it_while_a_copy_reads_the_table(
     database: Database, reader_rests: bool
 ) -> None:
-    """The copy is cancelled. But while the server waits until its client has received rows, it ignores cancel requests.
-    Then the copy's session is terminated."""
+    """pgcdc cancels its copy. While the server waits until its client has received rows, it ignores cancel requests. In
+    this case, pgcdc terminates the session of its copy."""
     waits: list[float] = []
     going_on = threading.Event()
 

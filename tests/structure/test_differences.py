@@ -347,8 +347,8 @@ def test_a_table_that_lost_its_last_partition_is_still_published(database: Datab
 @pytest.mark.parametrize("table", ["t", "listed"])
 @pytest.mark.parametrize("done", ["TRUNCATE {}", "TRUNCATE {}; INSERT INTO {} VALUES (7)", "VACUUM FULL {}"])
 def test_new_files_are_a_difference_if_truncate_is_not_published(database: Database, table: str, done: str) -> None:
-    """New files alone are usually no difference for a table with a TOAST table (t), or for a partition that the
-    publication lists by name (listed). Here they may come from a TRUNCATE, which the stream does not contain."""
+    """A new relfilenode alone is usually no difference for a table with a TOAST table (t), or for a partition that the
+    publication lists by name (listed). Here it may come from a TRUNCATE, which the stream does not contain."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE r (id int, v text) PARTITION BY LIST "
                      "(id); CREATE TABLE listed PARTITION OF r FOR VALUES IN (7)")  # fmt: skip

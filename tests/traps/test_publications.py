@@ -63,7 +63,8 @@ def test_running_sync_handles_tables_that_are_added_and_removed(rig: Rig) -> Non
         rig.assert_equal("public.late", "public.t", "public.p")
         assert _saved() == ["late", "p", "t"]
 
-        # The table is removed from the publication, is changed, and is added again. The stream contains none of this.
+        # The table is removed from the publication, its rows change, and it is added again. The stream contains none of
+        # these changes.
         run(f"ALTER PUBLICATION {pub} DROP TABLE late")
         run("DELETE FROM late WHERE id = 1")
         run(f"ALTER PUBLICATION {pub} ADD TABLE late")

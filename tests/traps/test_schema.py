@@ -32,6 +32,6 @@ def test_mirror_equals_the_source_after_the_trap(played: Played, trap: Trap, ser
     if trap.name == "generated_expression_changed" and server.version < 17:
         pytest.skip("ALTER COLUMN SET EXPRESSION came with 17")
     if played.rig.settings.schema_changes == "rewrite":
-        # With this setting, no change sets the table aside.
+        # With ``rewrite``, no change sets the table aside.
         trap = replace(trap, aside=None)
     played.assert_equal(trap)

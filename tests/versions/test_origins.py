@@ -73,7 +73,7 @@ def test_origin_none_excludes_replicated_transactions(source: Source) -> None:
 @pytest.mark.parametrize("sets", [True, False], ids=["sets it", "resets it"])
 def test_large_transaction_that_changes_its_origin_is_received_after_its_commit(source: Source, sets: bool) -> None:
     """The server does not filter this transaction, so it must be received only after its commit, with the origin of the
-    commit. Streamed before its commit, its first half would have a different origin."""
+    commit. If it were received before its commit, its first half would have a different origin."""
     little_memory(source)
     log = source.log()
     reset = "SELECT pg_replication_origin_session_reset()"
