@@ -32,10 +32,15 @@ def assert_net_change(
         assert here == {"insert": (False, True), "delete": (True, False), "update": (True, True)}[row["kind"]], where
     if keys:
         both = [row for row in change.to_pylist() if row["kind"] == "update"]
-        assert all(row["before"][key] == row["after"][key] for row in both for key in keys), where
+        assert all(_same(row["before"][key], row["after"][key]) for row in both for key in keys), where
         images = [row["after"] or row["before"] for row in change.to_pylist()]
         told = [tuple((repr(image[key]), dict(image[RAW] or ()).get(key)) for key in keys) for image in images]
         assert len(set(told)) == len(told), f"{where}: a key has two rows"
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether PostgreSQL would see the same key value: NaN equals NaN, and 0 equals -0."""
+    return bool(one == other) or repr(one) == repr(other)
 
 
 def image_rows(change: pa.Table, side: str, columns: Sequence[str]) -> Rows:

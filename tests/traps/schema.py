@@ -15,7 +15,7 @@ TRAPS = (
          ("BEGIN; INSERT INTO t VALUES (10, 'before'); ALTER TABLE t ADD w int; INSERT INTO t VALUES (11, 'after', 1); "
           "COMMIT", "UPDATE t SET w = id WHERE id < 3")),
     Trap("column_added_with_a_default", _T, ("ALTER TABLE t ADD w int DEFAULT 5", "INSERT INTO t VALUES (10, 'x')"),
-         aside='"w" was added with a value in older rows'),
+         aside='"w" was added, and older rows have a value in it'),
     Trap("column_added_with_a_volatile_default", _T,
          ("ALTER TABLE t ADD w float8 DEFAULT random()", "INSERT INTO t VALUES (10, 'x')"),
          aside='rewritten|"w" was added, and older rows may'),
