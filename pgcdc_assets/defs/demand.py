@@ -18,7 +18,7 @@ WAL."""
 
 _FIRST_PAUSE_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 600.0
-"""Seconds: the pause after a failed run, and the longest pause. Each further failure in a row doubles the pause."""
+"""The longest pause after failed runs, in seconds. Each failure in a row doubles the first pause, up to this limit."""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ class RelationFacts:
 
     table: Table | None
     types: dict[int, PgType] = field(default_factory=dict)
-    """The types of the message's columns, by OID, with base types (of domains) and element types (of arrays). Their
-    typmod is -1."""
+    """By OID: the types of the message's columns, the base types of domains and the element types of arrays. All these
+    types have typmod -1."""
     encoding: str = UTF8.name
     """The encoding of all texts in the stream: the server's own encoding if pgcdc can read it, otherwise UTF8."""
 

@@ -185,7 +185,7 @@ def _partitions(
 
 def _columns_added(record: TableRecord, now: Table, rules: Rules, what: str) -> Verdict:
     if rules.schema_changes == "set_aside":
-        # Not reshaped: the mirror gets the column with the first row of the log that has this column.
+        # The mirror is not reshaped now. The first row of the log that has the column adds it to the mirror.
         return Later()
     return AfterRows(what) if obstacle(record.table, now) is None else _restructured(record, now, rules, what)
 

@@ -71,7 +71,8 @@ class Supply:
 
     def cut_during(self, act: Callable[[], Any], chance: random.Random, target: Path) -> Image:
         """Calls ``act`` and cuts the power during the call or right after it. Writes the image (what the cut leaves of
-        the folder) to ``target``, the next root. Raises an error of ``act`` only if it was raised before the cut."""
+        the folder) to ``target``, where the next attempt continues. Raises an error of ``act`` only if it was raised
+        before the cut."""
         ended, found = threading.Event(), list[tuple[Folder, Syncs] | BaseException]()
         goal, rest, seed = chance.choice(STEPS), chance.random() * 0.05, chance.getrandbits(32)
         cutter = threading.Thread(target=self._cut_at, args=(self._syncs + goal, rest, ended, found))

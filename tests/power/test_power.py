@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 IMAGES = 60
 PER_RUN = 60
-"""Number of images of one victim process. The next victim has a new source and a new lake."""
+"""The number of power cuts, each with an image of the disk, in one victim (a process that syncs). The next victim has a
+new source and a new lake."""
 PER_MOMENT = 2
 STEPS, FEW_STEPS = (0, 1, 3, 10, 30, 60, 100), (5, 40, 80, 120)
 """The number of fsyncs between two observed moments."""

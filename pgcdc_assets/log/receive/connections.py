@@ -86,8 +86,8 @@ class Receiving:
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
             resend_check = ResendCheck.of(log, confirmed, origins=wanted.origins)
             if resend_check is not None:
-                # Compare transactions that the server sends again with the log. This needs each transaction in one
-                # piece, so streaming is off until the stream has passed the log's end.
+                # Transactions that the server sends again are compared with those in the log. For this, each must
+                # arrive in one piece, so streaming is off until the stream has passed the log's end.
                 self._fallback.until(Lsn(resend_check.end + 1))
             whole = self._fallback.whole
             options = PluginOptions.of(

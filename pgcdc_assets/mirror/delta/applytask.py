@@ -57,8 +57,8 @@ class Collapsing:
     """Whether the unit has only the events of some keys. An update that changes a key is two events, one for the old
     and one for the new key. One of these halves may then be in another unit."""
     arrivals: tuple[Location, ...] = ()
-    """More feed files of a divided unit: those that have only new halves of key changes. The old halves may be in other
-    units."""
+    """More feed files, if a table's work is divided into units. They contain the new rows of updates that changed the
+    key. The old rows may be in files of other units."""
     masked: tuple[int, ...] = ()
     """The attnums of columns for which at least one value was not sent (unchanged TOAST)."""
     leaves: tuple[str, ...] = ()

@@ -28,7 +28,8 @@ _RETRY_SECONDS = 0.1
 
 
 class FrameStream(Protocol):
-    """What the receiver needs of a connection: the stream itself, or a drain that becomes the stream."""
+    """What the receiver needs of a connection. The stream has it, and so has ``Drain``, which reads a backlog by an SQL
+    function first, and then continues as the stream."""
 
     @property
     def endpoint(self) -> str:
