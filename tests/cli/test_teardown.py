@@ -135,6 +135,16 @@ def in_project(shell: Shell, folder: Path, slot: str) -> None:
     shell.set(SLOT=f"{slot}_{shell.database.name}")
 
 
+def test_setup_creates_nothing_if_no_table_of_the_owners_publication_is_selected(
+    shell: Shell, conn: psycopg.Connection
+) -> None:
+    conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
+    shell.set(PUBLICATION="theirs", TABLES='["public.b"]')
+    said = shell.pgcdc("setup", expect=1)
+    assert "publication theirs: lists no table that the setting `tables` selects" in said
+    assert left(conn) == {"publication theirs"}
+
+
 def test_a_publication_that_another_project_reads_is_not_dropped(
     shell: Shell, conn: psycopg.Connection, sharing: tuple[Path, Path]
 ) -> None:

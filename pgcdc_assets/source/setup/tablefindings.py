@@ -112,8 +112,14 @@ def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePa
     published = read_published(conn, [name])
     relations = read_relations(conn, published)
     found = [Finding("info", thing, "was not made by pgcdc, and is used unchanged")]
+    selected = [table for table in read_tables(conn, [name]) if patterns.match(table.name)]
     if not published:
         found.append(Finding("error", thing, "lists no table", "add tables to it"))
+    elif not selected:
+        found.append(
+            Finding("error", thing, "lists no table that the setting `tables` selects",
+                    "add tables to it, or change `tables`")
+        )  # fmt: skip
     toastable = {oid for (oid,) in conn.execute(_TOASTABLE, [list(published)])}
     for oid, entry in published.items():
         if oid in relations:
@@ -123,10 +129,9 @@ def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePa
     }
     found += _partition_findings(conn, via_root)
     whole = {oid for oid, entry in published.items() if entry.updates and entry.deletes}
-    for table in read_tables(conn, [name]):
-        if patterns.match(table.name):
-            sent = not whole.isdisjoint(relations_of([table]))
-            found += _table_findings(table, name, conn.info.server_version, sent=sent)
+    for table in selected:
+        sent = not whole.isdisjoint(relations_of([table]))
+        found += _table_findings(table, name, conn.info.server_version, sent=sent)
     return found
 
 
