@@ -132,10 +132,9 @@ class Twins:
         return self.source.run("INSERT INTO foreign_table VALUES (1)")
 
     def catch_up(self) -> None:
-        """Waits until the server has decoded all WAL and sent it to the streamed slot's receiver. Each transaction that
-        the server cannot decode in progress makes the receiver connect again, which takes long on a busy machine."""
+        """Waits until the server has decoded all WAL and sent it to the streamed slot's receiver."""
         lsn = self.flushed()
-        eventually(lambda: sent(self, lsn), 120)
+        eventually(lambda: sent(self, lsn))
 
     def check(self, *, facts: bool = False, upto: Lsn | None = None) -> list[Row]:
         """Checks that both logs are valid and equal. If no receiver process was started for ``whole``, receives this

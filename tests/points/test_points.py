@@ -152,7 +152,9 @@ def test_a_version_at_another_lsn_is_not_the_published_version(layout: Layout) -
     assert commit(path, [], "append", {applied: 250}) == lost
     assert Mirrors(layout, identity).open(A).effective_replay_lsn(points) == 250
     for read in (Lake(layout.root).at().arrow, Lake(layout.root).at().path):
-        with pytest.raises(LakeError, match=r"version 2 records the LSN 0/FA, but recorded 0/C8 when .*, at LSN 0/12C"):
+        with pytest.raises(
+            LakeError, match=r"public\.a: version 2 records the LSN 0/FA, but recorded 0/C8 when .*, at LSN 0/12C"
+        ):
             read(A)
 
 
