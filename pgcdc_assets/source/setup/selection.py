@@ -33,7 +33,6 @@ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartitio
 """
 
 NO_PARTITION: Final = "no primary key, and no partition yet"
-NO_SHARED_KEY: Final = "no key that all its partitions share"
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def _unfollowed(relation: CatalogRelation, senders: Sequence[CatalogRelation], v
     if lacking:
         return "no usable replica identity"
     if not followable(relation.identity, [sender.identity for sender in senders], _published(relation, version)):
-        return NO_SHARED_KEY if relation.partitioned else "its key is not published"
+        return "no key that all its partitions share" if relation.partitioned else "its key is not published"
     if not senders and not relation.identity.primary:
         return NO_PARTITION
     return None

@@ -36,6 +36,7 @@ from pgcdc_assets.source.setup.publications import (
 from pgcdc_assets.source.setup.rights import BY_OWNER, not_owned, reading_findings, rights_findings
 from pgcdc_assets.source.setup.selection import stored_tables, wanted_tables
 from pgcdc_assets.source.setup.tablefindings import (
+    NONE_SELECTED,
     child_findings,
     foreign_findings,
     identity_findings,
@@ -130,9 +131,8 @@ def setup(
         names = publication_names(conn, settings)
         catalog = read_catalog(conn, identity(conn, settings.slot), names, settings.tables)
         if not catalog.tables:
-            raise EmptyPublication("lists no table that the setting `tables` selects",
-                                   thing=f"publication {settings.publication}",
-                                   do="add tables to it, or change `tables`")  # fmt: skip
+            what, do = NONE_SELECTED
+            raise EmptyPublication(what, thing=f"publication {settings.publication}", do=do)
         stored = {oid for table in catalog.tables for oid in ({leaf.oid for leaf in table.leaves} or {table.oid})}
         return SetupReport(catalog, created, findings, bytes_on_disk(conn, stored))
 

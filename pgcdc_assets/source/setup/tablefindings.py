@@ -4,7 +4,7 @@ that a query of a table returns but its mirror lacks, or on rows that may change
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -16,8 +16,10 @@ from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import Published, read_published
 from pgcdc_assets.source.catalog.tables import TablePatterns, read_tables
 from pgcdc_assets.source.setup.findings import Finding, named
-from pgcdc_assets.source.setup.selection import NO_PARTITION, NO_SHARED_KEY, Planned, meant_tables, unread_tables
+from pgcdc_assets.source.setup.selection import NO_PARTITION, Planned, meant_tables, unread_tables
 
+NONE_SELECTED: Final = "lists no table that the setting `tables` selects", "add tables to it, or change `tables`"
+"""The finding on a publication without a table to mirror, and what to do."""
 _WHOLE_OLD_IMAGES_SINCE = 150000
 _TOASTABLE = """
 SELECT DISTINCT attrelid FROM pg_catalog.pg_attribute
@@ -62,27 +64,27 @@ def unread_findings(conn: psycopg.Connection[Any]) -> list[Finding]:
 def identity_findings(wanted: Sequence[Planned]) -> list[Finding]:
     """Returns findings on tables whose updates cannot be published. There is one finding for each reason, with all its
     tables, because hundreds of tables may have no key."""
-    tables: dict[str, list[TableName]] = {}
+    tables: dict[tuple[str, bool], list[TableName]] = {}
     for item in wanted:
         if item.reason:
-            tables.setdefault(item.reason, []).append(item.table)
-    return [_unfollowed(reason, found) for reason, found in tables.items()]
+            tables.setdefault((item.reason, item.relations[0].partitioned), []).append(item.table)
+    return [_unfollowed(reason, found, partitioned) for (reason, partitioned), found in tables.items()]
 
 
-def _unfollowed(reason: str, tables: Sequence[TableName]) -> Finding:
+def _unfollowed(reason: str, tables: Sequence[TableName], partitioned: bool) -> Finding:
     each, thing, whose, one = "it", f"table {tables[0]}", "its", str(tables[0])
     if len(tables) > 1:
-        each, thing, whose = "each", f"tables {named([str(table) for table in tables])}", "their"
-        one = "..."
-    whole = f"ALTER TABLE {one} REPLICA IDENTITY FULL"
-    # Partitions do not inherit the replica identity of their root.
-    if reason == NO_SHARED_KEY or reason.startswith("partition "):
-        whole = "set REPLICA IDENTITY FULL on each of its partitions"
+        each, thing, whose, one = "each", f"tables {named([str(table) for table in tables])}", "their", "..."
     if reason == NO_PARTITION:
         what = (
             f"{reason}: {whose} updates are replicated once {each} has a partition that can be published with updates"
         )
         return Finding("info", thing, what)
+    # Partitions do not inherit the replica identity of their root.
+    whole = (
+        "set REPLICA IDENTITY FULL on each of its partitions" if partitioned
+        else f"ALTER TABLE {one} REPLICA IDENTITY FULL"
+    )  # fmt: skip
     return Finding(
         "warning", thing, f"{reason}: {whose} updates and deletes are not replicated",
         f"give {each} a primary key, or {whole}; then run `pgcdc setup`",
@@ -116,10 +118,7 @@ def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePa
     if not published:
         found.append(Finding("error", thing, "lists no table", "add tables to it"))
     elif not selected:
-        found.append(
-            Finding("error", thing, "lists no table that the setting `tables` selects",
-                    "add tables to it, or change `tables`")
-        )  # fmt: skip
+        found.append(Finding("error", thing, *NONE_SELECTED))
     toastable = {oid for (oid,) in conn.execute(_TOASTABLE, [list(published)])}
     for oid, entry in published.items():
         if oid in relations:
