@@ -56,6 +56,12 @@ def say(text: str, *, err: bool = False, **fields: Any) -> None:
         click.echo(visible(text), err=err)
 
 
+def waits(holders: Sequence[Blocker], what: str) -> str:
+    """Says for which transactions PostgreSQL waits. ``what`` continues after them. The role may see none of them."""
+    who = "; ".join(str(holder) for holder in holders) or "older transactions"
+    return f"PostgreSQL waits for {who}; {what} continues when these transactions end"
+
+
 def show(text: str) -> None:
     """Write a result to stdout as it is. On a terminal, control characters are made visible."""
     click.echo("\n".join(map(visible, text.split("\n"))) if sys.stdout.isatty() else text, nl=False)
@@ -190,8 +196,7 @@ class ConsoleProgress:
 
     def waiting(self, holders: Sequence[Blocker]) -> None:
         """Show the sessions whose transactions must end before PostgreSQL creates a slot or snapshot."""
-        who = "; ".join(str(holder) for holder in holders) or "older transactions"
-        self.note(f"PostgreSQL waits for {who}; the command continues when these transactions end")
+        self.note(waits(holders, "the command"))
 
     # Methods of the watcher -------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pgcdc_assets.cli.arguments import as_json, examples
-from pgcdc_assets.cli.console import amount, say, show
+from pgcdc_assets.cli.console import amount, say, show, waits
 from pgcdc_assets.cli.dagsterproject import is_component
 from pgcdc_assets.cli.jobs import release_instance
 from pgcdc_assets.core.catalog import Catalog
@@ -212,8 +212,7 @@ def _refused(catalog: Catalog) -> list[Finding]:
 
 
 def _tell_waiting(holders: Sequence[Blocker]) -> None:
-    who = "; ".join(str(holder) for holder in holders) or "older transactions"
-    say(f"PostgreSQL waits for {who}; setup continues when these transactions end", err=True)
+    say(waits(holders, "setup"), err=True)
 
 
 def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) -> int:
