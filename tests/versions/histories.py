@@ -90,6 +90,7 @@ _OFTEN: Final = [_A.INSERT, _A.OWN, _A.TOAST, _A.SAVEPOINT, _A.SAVEPOINT, _A.REL
 PLAIN: Final = [*_OFTEN, *_OFTEN, _A.ROLLBACK, _A.BAG, _A.MOOD, _A.PARTED, _A.UPDATE, _A.REPLACE, _A.KEYS, _A.DELETE,
                 _A.CAUGHT, _A.LOOSE]  # fmt: skip
 PREPARED: Final = [_A.PREPARE, _A.END]
+_REWRITING: Final = (_A.TRUNCATE, _A.RETYPE, _A.RETYPE_BACK, _A.REWRITE)
 ALL: Final = [*PLAIN, _A.TRUNCATE, _A.ADD, _A.DROP, _A.RETYPE, _A.RETYPE_BACK, _A.REWRITE, _A.MESSAGE]
 
 
@@ -121,6 +122,10 @@ class Sessions:
     _next: int = 0
     _prepared: set[int] = field(default_factory=set)
     """Sessions that have a prepared transaction. Each session always uses the same gid."""
+    _rewriting: set[int] = field(default_factory=set)
+    """Sessions that have rewritten their table since their last prepared transaction ended. PostgreSQL 18
+    cannot decode a large prepared transaction that rewrote a table, if it was rolled back before the slot read it. So
+    such a transaction is received before it is rolled back."""
 
     def play(self, steps: Sequence[Step]) -> None:
         """Executes the steps. Transactions that are open at the end are committed."""
@@ -175,6 +180,9 @@ class Sessions:
         """Uses the second connection, because the session may have an open transaction."""
         if number in self._prepared:
             self._prepared.remove(number)
+            if how == "ROLLBACK" and number in self._rewriting:
+                self.look()
+            self._rewriting.discard(number)
             self.beside[number].execute(f"{how} PREPARED '{self._gid(number)}'".encode())
 
     def _end(self, number: int, how: str) -> None:
@@ -194,4 +202,6 @@ class Sessions:
         if "{own}" in step.action or step.action is Action.CAUGHT or step.action is Action.DROP:
             # The session's prepared transaction may hold locks on this table, so it ends first.
             self._end_prepared(number, "COMMIT" if step.count % 3 else "ROLLBACK")
+        if step.action in _REWRITING:
+            self._rewriting.add(number)
         self.connections[number].execute(statement.encode())

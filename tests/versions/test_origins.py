@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import SourceFailed
 from pgcdc_assets.log.spill import PreparedFolder
 from tests.fix_postgres import fresh_database
 from tests.log.conftest import Source, eventually, rows, until_event
-from tests.log.received_twice import Row, Twins, assert_same, little_memory, many
+from tests.log.received_twice import NO_DRAIN, Row, Twins, assert_same, end, little_memory, many, prepare
 from tests.versions.histories import (
     ALL,
     IMMEDIATE_SINCE,
@@ -273,3 +274,20 @@ def test_logs_with_and_without_streaming_are_equal_in_many_histories(
     version_server: EmbeddedServer, tmp_path: Path, actions: list[Action], immediate: bool
 ) -> None:
     run(version_server, tmp_path, actions, MANY, immediate=immediate)
+
+
+@pytest.mark.versions(18)
+def test_more_decoding_memory_gets_a_slot_past_a_rewrite_that_was_prepared_and_rolled_back(source: Source) -> None:
+    """PostgreSQL 18 cannot decode this transaction if its changes are slightly larger than logical_decoding_work_mem.
+    Later changes arrive once the memory was raised, as the error advises."""
+    source.run("ALTER TABLE a ADD n int", "INSERT INTO a SELECT g, 'x', g FROM generate_series(1, 300) g")
+    little_memory(source)
+    log = source.log(two_phase=True)
+    prepare(source, "ALTER TABLE a ALTER n TYPE bigint", "SAVEPOINT s", "UPDATE a SET n = n + 1")
+    end(source, "ROLLBACK")
+    goal = source.run("INSERT INTO a VALUES (-1, 'after')")
+    with pytest.raises(SourceFailed, match=r"could not map .* raise logical_decoding_work_mem"):
+        source.receive(log, goal, two_phase=True, drain_bytes=NO_DRAIN)
+    source.run(f"ALTER DATABASE {source.database.name} SET logical_decoding_work_mem = '64MB'")
+    source.receive(log, goal, two_phase=True, drain_bytes=NO_DRAIN)
+    assert [row["kind"] for row in rows(log)] == ["I", "C"]

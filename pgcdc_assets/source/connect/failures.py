@@ -103,6 +103,13 @@ _NO_CONNINFO = re.compile(
 _LOST = re.compile(
     r"can no longer (?:get changes|access)|cannot read from logical replication slot|has been invalidated"
 )
+_UNMAPPED = re.compile(r"could not map file(?:node|number)")
+"""The error of PostgreSQL 18 if a slot with two_phase reads a prepared transaction that rewrote a table and was rolled
+back since, and that needs more than logical_decoding_work_mem."""
+_MORE_MEMORY = (
+    "raise logical_decoding_work_mem above the size of the transaction that the slot reads next, with ALTER DATABASE "
+    "... SET logical_decoding_work_mem, then run the command again"
+)
 _SLOT_NAME = re.compile(r'replication slot "([^"]*)"')
 _NO_PUBLICATION = re.compile(r'publication "(.*)" does not exist')
 
@@ -145,7 +152,8 @@ class ServerError:
                                 do=f"correct this text; if the WAL already contains it, {COPY_ANEW}")  # fmt: skip
         if "wal_level" in self.message:
             return SourceNotReady(self.message, thing=thing, do="set wal_level = logical on the source and restart it")
-        return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing)
+        do = _MORE_MEMORY if _UNMAPPED.search(self.message) else None
+        return SourceFailed(f"{self.message} (SQLSTATE {self.state})", thing=thing, do=do)
 
     def of_table(self, table: object) -> PgcdcError:
         """Returns :meth:`typed` for a statement on one table. A missing right then becomes RightLacking, which affects
