@@ -31,7 +31,7 @@ def stubborn():
             print("interrupted", flush=True)
 
 def deaf():
-    # As a library that hears nothing: Python's handlers do not run meanwhile.
+    # A C library that waits for a lock: Python's signal handlers are not called during this wait.
     import ctypes
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
@@ -98,15 +98,16 @@ def test_sync_that_reaches_no_commit_boundary_in_time_is_interrupted(number: int
     assert (code, words) == (0, "interrupted\nend\n")
 
 
-def test_a_second_signal_interrupts_at_once() -> None:
+def test_second_signal_interrupts_the_sync_at_once() -> None:
     code, words, seconds = run(AT_BOUNDARY, "busy", [signal.SIGINT, signal.SIGINT], boundary=50)
     assert (code, words) == (0, "interrupted\nend\n")
     assert seconds < AT_ONCE
 
 
 @pytest.mark.parametrize("what", ["stubborn", "deaf"])
-def test_work_that_cannot_be_interrupted_is_ended_with_the_process(what: str) -> None:
-    """A thread or a C call for which the command waits does not keep the process alive."""
+def test_process_whose_work_ignores_the_interrupt_is_terminated(what: str) -> None:
+    """``stubborn`` is Python code that catches KeyboardInterrupt and continues. ``deaf`` waits in a C call, so that no
+    Python signal handler is called."""
     code, words, seconds = run(AT_BOUNDARY, what, [signal.SIGTERM])
     assert code == ending.CODE
     assert "nothing is half done" in words
@@ -117,7 +118,7 @@ def test_work_that_cannot_be_interrupted_is_ended_with_the_process(what: str) ->
 
 
 @pytest.mark.long
-def test_process_that_still_hangs_after_its_stopping_time_is_terminated() -> None:
+def test_process_that_hangs_after_the_end_of_its_work_is_terminated() -> None:
     """For example, an exit handler may hang, or a thread that is joined at exit."""
     code, words, seconds = run(AT_BOUNDARY, "boundary", [signal.SIGINT], boundary=50, rest=50)
     assert (code, seconds < AT_ONCE) == (ending.CODE, True)
@@ -125,7 +126,7 @@ def test_process_that_still_hangs_after_its_stopping_time_is_terminated() -> Non
 
 
 @pytest.mark.long
-def test_commands_that_need_no_commit_boundary_end_at_once() -> None:
+def test_signal_ends_a_command_that_needs_no_commit_boundary_at_once() -> None:
     code, words, seconds = run("at_once()", "busy", [signal.SIGTERM])
     assert (code, words) == (0, "interrupted\nend\n")
     assert seconds < AT_ONCE
@@ -133,7 +134,7 @@ def test_commands_that_need_no_commit_boundary_end_at_once() -> None:
     assert (code, seconds < AT_ONCE) == (ending.CODE, True)
 
 
-def test_process_that_we_do_not_own_continues_after_the_sync() -> None:
+def test_process_that_pgcdc_does_not_own_continues_after_the_signalled_sync() -> None:
     """The process belongs to Dagster or to a test, for example. It is not interrupted after the sync in it has
     ended."""
     stop = threading.Event()

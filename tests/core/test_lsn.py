@@ -46,13 +46,13 @@ def _chain(points: list[Lsn]) -> list[LsnRange]:
 
 
 @given(_POINTS)
-def test_range_is_unchanged_after_a_round_trip_as_key_or_text(points: list[Lsn]) -> None:
+def test_lsn_range_is_unchanged_after_a_round_trip_as_partition_key_or_text(points: list[Lsn]) -> None:
     span = LsnRange(points[0], points[-1])
     assert LsnRange.from_key(span.key) == LsnRange.parse(span.key) == LsnRange.parse(str(span)) == span
 
 
 @given(st.lists(st.integers(0, (1 << 48) - 1).map(Lsn), min_size=3, max_size=8, unique=True).map(sorted))
-def test_keys_sort_like_their_ranges(points: list[Lsn]) -> None:
+def test_partition_keys_sort_like_their_lsn_ranges(points: list[Lsn]) -> None:
     """An LSN in a key has 12 hexadecimal digits. So keys sort like their ranges only below LSN 2^48, which is 256 TiB
     of WAL."""
     keys = [span.key for span in _chain(points)]
@@ -60,14 +60,14 @@ def test_keys_sort_like_their_ranges(points: list[Lsn]) -> None:
 
 
 @given(_POINTS, st.randoms())
-def test_contiguous_ranges_merge_in_any_order(points: list[Lsn], chance: object) -> None:
+def test_contiguous_lsn_ranges_merge_in_any_order(points: list[Lsn], chance: object) -> None:
     chain = _chain(points)
     chance.shuffle(chain)  # type: ignore[attr-defined]
     assert merged(chain) == LsnRange(points[0], points[-1])
 
 
 @given(_POINTS, st.integers(0, (1 << 64) - 1))
-def test_a_commit_belongs_to_one_range(points: list[Lsn], commit_lsn: int) -> None:
+def test_a_commit_belongs_to_exactly_one_lsn_range(points: list[Lsn], commit_lsn: int) -> None:
     holders = [span for span in _chain(points) if span.holds_commit(commit_lsn)]
     assert len(holders) == (points[0] <= commit_lsn < points[-1])
 
@@ -80,11 +80,11 @@ def test_commit_record_that_starts_at_a_boundary_belongs_to_the_next_range() -> 
     assert after.holds_commit(20)
 
 
-def test_empty_range_holds_no_commit() -> None:
+def test_empty_lsn_range_contains_no_commit() -> None:
     assert not LsnRange(Lsn(10), Lsn(10)).holds_commit(10)
 
 
-def test_error_names_the_gap_between_two_ranges() -> None:
+def test_merging_lsn_ranges_with_a_gap_is_an_error_that_names_the_gap() -> None:
     with pytest.raises(RangeGap, match=r"0/3\.\.0/4 does not begin where 0/1\.\.0/2 ends") as gap:
         merged([LsnRange(Lsn(3), Lsn(4)), LsnRange(Lsn(1), Lsn(2))])
     assert gap.value.lsn == 2
@@ -93,7 +93,7 @@ def test_error_names_the_gap_between_two_ranges() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0/2..0/1", "0/1..", "0-1", "0000015D3F88-0000015D3F8", "0/1..x"])
-def test_text_that_is_not_a_range_is_refused(text: str) -> None:
+def test_text_that_is_not_an_lsn_range_is_refused(text: str) -> None:
     with pytest.raises(BadRange):
         LsnRange.parse(text)
 
@@ -103,19 +103,19 @@ DELAY = 0.2
 _LSNS = st.integers(0, 1 << 40).map(Lsn)
 
 
-def test_begin_message_at_or_above_the_goal_ends_the_receiver() -> None:
+def test_begin_message_at_or_above_the_endpos_ends_the_run() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert not goal.arrived_at_begin(999)
     assert goal.arrived_at_begin(1000)
 
 
-def test_receiver_must_not_stop_at_a_commit_boundary_above_the_goal() -> None:
+def test_run_must_not_end_at_a_commit_boundary_above_its_endpos() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert goal.allows(1000)
     assert not goal.allows(1001)
 
 
-def test_keepalive_below_the_goal_ends_the_receiver_only_if_the_source_is_late_to_flush_the_goal() -> None:
+def test_keepalive_below_the_endpos_ends_the_run_if_the_source_does_not_flush_the_endpos_in_time() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert goal.arrived_at_wal_end(1000)
     goal.saw_source(inserted=GOAL, flushed=Lsn(900), now=10.0)
@@ -128,7 +128,7 @@ def test_keepalive_below_the_goal_ends_the_receiver_only_if_the_source_is_late_t
     assert goal.arrived_at_wal_end(950)
 
 
-def test_goal_above_all_inserted_wal_does_not_count_as_a_late_flush() -> None:
+def test_endpos_above_all_inserted_wal_does_not_count_as_a_late_flush() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     for now in range(100):
         goal.saw_source(inserted=Lsn(999), flushed=Lsn(999), now=float(now))

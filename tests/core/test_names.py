@@ -58,7 +58,7 @@ def test_text_that_is_not_a_table_name_is_refused(text: str) -> None:
         TableName.parse(text)
 
 
-def test_no_schema_gets_the_folder_that_the_lake_uses_itself() -> None:
+def test_folder_of_a_schema_is_never_a_folder_that_pgcdc_itself_uses() -> None:
     schema, name = TableName("_pgcdc", "..").folder.split("/")
     assert schema != "_pgcdc"
     assert (decoded(schema), decoded(name)) == ("_pgcdc", "..")
@@ -71,7 +71,7 @@ def test_table_name_in_advice_is_quoted_for_the_shell(schema: str, name: str) ->
     assert shlex.split(f"pgcdc snapshot {table.shell}") == ["pgcdc", "snapshot", str(table)]
 
 
-def test_nearest_name_is_found_in_any_schema() -> None:
+def test_table_with_the_most_similar_name_is_found_in_any_schema() -> None:
     tables = [TableName("shop", "orders"), TableName("public", "order_lines"), TableName("public", "customers")]
     assert nearest("orderz", tables) == TableName("shop", "orders")
     assert nearest("xyz", tables) is None
@@ -86,7 +86,7 @@ def test_folder_name_with_a_special_meaning_is_escaped(name: str, folder: str) -
     assert encoded(name) == folder
 
 
-def test_name_is_quoted_only_where_necessary() -> None:
+def test_name_is_quoted_in_sql_only_if_necessary() -> None:
     assert str(TableName("shop", "orders")) == "shop.orders"
     assert str(TableName("Shop", 'a"b')) == '"Shop"."a""b"'
 
@@ -113,12 +113,12 @@ def test_locations_are_joined_and_split(root: str) -> None:
     assert {file: 1}[lake / "public/t/part"] == 1
 
 
-def test_the_scheme_of_a_url_decides_the_store() -> None:
+def test_scheme_of_a_url_selects_the_store() -> None:
     assert Location.of("/lake").scheme == LOCAL
     assert Location.of("s3://bucket/key").scheme == "s3"
 
 
-def test_parent_folders_are_listed_up_to_the_one_above_the_lake() -> None:
+def test_parent_folders_are_listed_up_to_the_folder_that_contains_the_lake() -> None:
     lake = Location.of("/srv/lake")
     assert (lake / "public/t").up_to(lake) == [lake / "public/t", lake / "public", lake, Location("/srv")]
     assert Location("/lake").up_to(Location("/lake")) == [Location("/lake"), Location("/")]
@@ -134,7 +134,7 @@ def test_local_path_is_given_to_other_programs_as_a_uri() -> None:
 WIN1252, EUC_JP, SQL_ASCII = (Encoding.of(name) for name in ("WIN1252", "EUC_JP", "SQL_ASCII"))
 
 
-def test_invalid_byte_is_refused_or_marked() -> None:
+def test_invalid_byte_is_an_error_for_values_and_is_marked_in_names() -> None:
     assert WIN1252.decode(b"caf\xe9 \x80") == "café €"
     with pytest.raises(UnicodeDecodeError):
         WIN1252.decode(b"b\x81")
@@ -146,12 +146,12 @@ def test_invalid_byte_is_refused_or_marked() -> None:
 @pytest.mark.parametrize(("raw", "text"), [
     (b"\xa1\xc1", "～"), (b"\xad\xa1", "①"), (b"\xa2\xcc", "￢"), (b"\x8f\xf4\xa1", "Ⅲ"), (b"\xc6\xfc\xcb\xdc", "日本"),
 ])  # fmt: skip
-def test_japanese_is_read_as_the_server_converts_it(raw: bytes, text: str) -> None:
+def test_euc_jp_text_is_decoded_as_postgresql_converts_it(raw: bytes, text: str) -> None:
     assert EUC_JP.decode(b"a" + raw + b"b" + raw) == f"a{text}b{text}"
     assert EUC_JP.decode(EUC_JP.encode(text)) == text
 
 
-def test_name_that_the_encoding_cannot_hold_is_a_usage_error() -> None:
+def test_name_with_a_character_that_the_encoding_lacks_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="'日本' does not exist in the source's encoding, WIN1252"):
         WIN1252.encode("日本")
 
@@ -168,7 +168,7 @@ def test_name_decoded_as_utf8_can_be_decoded_again_in_the_sources_encoding(raw: 
 
 
 @given(st.binary(max_size=40), st.sampled_from([WIN1252, EUC_JP, UTF8]))
-def test_text_is_marked_if_and_only_if_decoding_refuses_it(raw: bytes, encoding: Encoding) -> None:
+def test_shown_text_is_marked_if_and_only_if_decoding_fails(raw: bytes, encoding: Encoding) -> None:
     try:
         text = encoding.decode(raw)
     except UnicodeDecodeError:
@@ -206,11 +206,11 @@ def test_message_prefix_is_chosen_if_it_is_included_and_not_excluded(
 
 
 @pytest.mark.parametrize("pattern", ["", " app", "app ", 'a"b', "a\0b", "-", "- app", '""'])
-def test_text_that_is_not_a_pattern_is_refused(pattern: str) -> None:
+def test_text_that_is_not_a_pattern_for_message_prefixes_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=f"^{pattern!r} is not a pattern".replace("\\", "\\\\")):
         PrefixPatterns.parse([pattern, "*"])
 
 
-def test_patterns_that_only_exclude_are_refused() -> None:
+def test_patterns_that_only_exclude_message_prefixes_are_refused() -> None:
     with pytest.raises(ValueError, match="excludes prefixes and includes none"):
         PrefixPatterns.parse(["-debug.*"])

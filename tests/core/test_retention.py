@@ -1,4 +1,8 @@
-"""The cut is the LSN below which the change log is deleted. It is tested with random files, consumers and ages."""
+"""Which parts of the change log, and which consistent points, retention deletes.
+
+The cut is the LSN below which batches of the change log are deleted. A consumer is a table that still needs batches
+above an LSN. The cut is tested with random files, consumers and ages.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +51,19 @@ def test_cut_is_the_highest_allowed_lsn(held: list[LogFile], needed: list[Lsn], 
 
 
 @given(st.timedeltas(timedelta(0), timedelta(days=4000)))
-def test_no_setting_deletes_what_is_younger_than_the_grace_period(retention: timedelta) -> None:
+def test_log_files_younger_than_the_grace_period_are_kept_with_any_retention(retention: timedelta) -> None:
     assert oldest_kept(NOW, retention) <= NOW - GRACE
     assert oldest_kept(NOW, retention) <= NOW - retention
 
 
-def test_without_a_consumer_only_the_age_of_files_decides() -> None:
+def test_cut_without_consumers_depends_only_on_the_age_of_the_files() -> None:
     held = [LogFile(Lsn(110), Lsn(120), NOW - timedelta(days=2)), LogFile(Lsn(130), Lsn(130), NOW)]
     assert log_cut(held, START, [], NOW - timedelta(days=1)) == 120
     assert log_cut(held, START, [], NOW) == 130
     assert log_cut(held, START, [Lsn(119)], NOW) == START
 
 
-def test_file_with_rows_of_the_first_kept_batch_is_kept() -> None:
+def test_log_file_with_rows_of_the_first_kept_batch_is_kept() -> None:
     old = NOW - timedelta(days=2)
     held = [LogFile(Lsn(101), Lsn(110), old), LogFile(Lsn(105), Lsn(108), old), LogFile(Lsn(110), Lsn(120), NOW)]
     assert log_cut(held, START, [], NOW - timedelta(days=1)) == START
@@ -96,7 +100,7 @@ def test_points_are_thinned_out_with_age(minutes: list[int], later: int) -> None
     assert left(kept, after) == left(times, after)
 
 
-def test_points_in_several_files_are_thinned_like_points_in_one_file() -> None:
+def test_points_in_several_files_are_thinned_out_like_points_in_one_file() -> None:
     now = 10**15
     times = np.arange(now - 7 * 3600 * 10**6, now, 10**6, dtype=np.int64)
     whole = list(times[sparse(times, None, now)])

@@ -106,7 +106,7 @@ def test_loading_a_source_without_setup_logs_a_warning(tmp_path: Path, caplog: p
     assert said.endswith(f"is missing; run `pgcdc setup` with PGCDC_STATE={tmp_path / 'state'}")
 
 
-def test_a_text_that_is_no_duration_is_refused() -> None:
+def test_freshness_attribute_that_is_not_a_duration_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"attribute `freshness`.*soon.*write it like 7 days"):
         PgcdcFreshness(fail="soon").policy()
 
@@ -132,7 +132,9 @@ def test_the_lineage_of_a_column_begins_at_the_source(tmp_path: Path) -> None:
     assert seen == ["shop/changes/public/orders", "shop/source/public/orders"]
 
 
-def test_environment_and_working_directory_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_pgcdc_defs_ignores_the_environment_and_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PGCDC_SLOT", "not a slot")
     (tmp_path / "pgcdc.yaml").write_text("no_such_setting: 1\n")
@@ -159,7 +161,9 @@ def test_no_definition_contains_the_password_of_the_source(tmp_path: Path) -> No
     ],
     ids=["a relative lake", "an environment variable that is not set", "a name with a capital", "an unknown setting"],
 )
-def test_a_wrong_value_is_reported_in_one_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+def test_wrong_argument_of_build_pgcdc_defs_is_reported_in_one_line(
+    tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
     values: dict[str, Any] = {"name": "shop", "source": DSN, "lake": tmp_path / "lake", "state": tmp_path / "state"}
     with pytest.raises(SettingsError) as told:
         build_pgcdc_defs(**values | given)
@@ -167,7 +171,7 @@ def test_a_wrong_value_is_reported_in_one_line(tmp_path: Path, given: dict[str, 
     assert "geheim" not in str(told.value)
 
 
-def test_the_guide_lists_each_attribute_and_argument() -> None:
+def test_the_guide_lists_each_attribute_of_the_component_and_each_argument() -> None:
     _, _, attributes, arguments, *_ = re.split(r"^## ", (GUIDES / "own_dagster.md").read_text(), flags=re.MULTILINE)
     assert set(re.findall(r"^\| `(\w+)` \|", attributes, re.MULTILINE)) == set(PgcdcComponent.model_fields)
     listed = re.findall(r"`(\w+)`", " ".join(re.findall(r"^- ([^:]+):", arguments, re.MULTILINE)))

@@ -100,7 +100,7 @@ def test_materialising_a_selection_is_one_run_without_retries() -> None:
         assert all(node.definition.retry_policy is None for node in job.graph.nodes)  # type: ignore[attr-defined]
 
 
-def test_every_mirror_and_the_slot_have_a_check() -> None:
+def test_every_mirror_and_the_slot_have_asset_checks() -> None:
     found = load(catalog_of(*ODD)).resolve_asset_graph().asset_check_keys
     mirrors = {
         dg.AssetCheckKey(NAMES.of_stage("mirror", TableName(*name)), check)
@@ -174,7 +174,7 @@ def test_dagster_files_of_the_checkout_equal_the_files_that_commands_write() -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_runs_of_a_project_with_json_logs_write_dagsters_own_json(tmp_path: Path, form: str) -> None:
+def test_jobs_of_a_project_with_json_logs_use_dagsters_json_logger(tmp_path: Path, form: str) -> None:
     save_catalog(catalog_of(("public", "orders")), tmp_path / CATALOG_FILE)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r});"

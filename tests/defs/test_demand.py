@@ -1,4 +1,8 @@
-"""Whether the sensor requests a run, and why: one situation per case."""
+"""Whether the sensor requests a run, and why: one situation per case.
+
+``LEVEL``: the lake's position (the end of the change log) is the source's flush position. ``AHEAD``: the source has
+flushed WAL above the lake's position.
+"""
 
 from __future__ import annotations
 
@@ -19,53 +23,94 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
 @pytest.mark.parametrize(
     ("look", "cursor", "wanted", "why"),
     [
-        pytest.param(LEVEL, OLD, False, "no WAL above the lake's position, 0/1000", id="level"),
+        pytest.param(LEVEL, OLD, False, "no WAL above the lake's position, 0/1000", id="no new WAL"),
         pytest.param(replace(LEVEL, to_copy=2), FRESH, True, "tables to copy: 2", id="a table to copy"),
-        pytest.param(replace(LEVEL, unapplied=3), FRESH, True, "not applied yet: 3", id="log not applied"),
-        pytest.param(replace(AHEAD, published=True), FRESH, True, "changes wait in the slot", id="published change"),
         pytest.param(
-            replace(AHEAD, flush_lsn=Lsn(0x1001), published=True), FRESH, True, "1 bytes of WAL", id="ahead by one byte"
+            replace(LEVEL, unapplied=3), FRESH, True, "not applied yet: 3", id="log not applied to the mirrors"
         ),
         pytest.param(
-            replace(AHEAD, published=False), OLD, False, "no change to a published table", id="foreign WAL, little"
+            replace(AHEAD, published=True), FRESH, True, "changes wait in the slot", id="published change in the slot"
         ),
         pytest.param(
-            replace(AHEAD, published=False, tables="b", tables_changed=True), FRESH, True, "tables of the source",
-            id="a new table",
+            replace(AHEAD, flush_lsn=Lsn(0x1001), published=True), FRESH, True, "1 bytes of WAL", id="one byte of WAL"
         ),
         pytest.param(
-            replace(AHEAD, published=True, tables_changed=True, endpos=Lsn(0x1000)), FRESH, False, "syncs end",
-            id="a new table after the end",
-        ),
-        pytest.param(AHEAD, FRESH, False, "no change to a published table", id="not looked at, young"),
-        pytest.param(AHEAD, OLD, True, "the lake has not advanced for 60 s", id="not looked at, range_seconds old"),
-        pytest.param(
-            replace(AHEAD, flush_lsn=Lsn(0x1000 + FOREIGN_WAL_BYTES)), FRESH, True, "16777216 bytes", id="16 MiB"
-        ),
-        pytest.param(
-            replace(AHEAD, flush_lsn=Lsn(0xFFF + FOREIGN_WAL_BYTES), published=False), OLD, False,
+            replace(AHEAD, published=False),
+            OLD,
+            False,
             "no change to a published table",
-            id="one byte less than 16 MiB",
+            id="little WAL, without published changes",
         ),
         pytest.param(
-            replace(LEVEL, to_copy=2, unapplied=3, paused=True), OLD, False, "no WAL above",
-            id="nothing is to be applied",
+            replace(AHEAD, published=False, tables="b", tables_changed=True),
+            FRESH,
+            True,
+            "tables of the source",
+            id="a new table of the source",
         ),
         pytest.param(
-            replace(AHEAD, published=True, paused=True), FRESH, True, "changes wait", id="yet it is received"
+            replace(AHEAD, published=True, tables_changed=True, endpos=Lsn(0x1000)),
+            FRESH,
+            False,
+            "syncs end",
+            id="a new table, but the endpos is reached",
         ),
         pytest.param(
-            replace(AHEAD, published=True, to_copy=1, endpos=Lsn(0x1000)), OLD, False, "syncs end at 0/1000",
-            id="following has reached its end",
+            AHEAD, FRESH, False, "no change to a published table", id="unknown if WAL has a published change, young WAL"
         ),
         pytest.param(
-            replace(AHEAD, unapplied=1, endpos=Lsn(0x1000)), OLD, True,
-            "not applied yet: 1", id="what it has is applied"
+            AHEAD, OLD, True, "the lake has not advanced for 60 s", id="unknown if WAL has a published change, old WAL"
         ),
-        pytest.param(replace(AHEAD, published=True, endpos=Lsn(0x1001)), OLD, True, "changes wait", id="not yet"),
-        pytest.param(replace(LEVEL, flush_lsn=Lsn(0xF00)), OLD, False, "no WAL above", id="source behind us"),
+        pytest.param(
+            replace(AHEAD, flush_lsn=Lsn(0x1000 + FOREIGN_WAL_BYTES)), FRESH, True, "16777216 bytes", id="16 MiB of WAL"
+        ),
+        pytest.param(
+            replace(AHEAD, flush_lsn=Lsn(0xFFF + FOREIGN_WAL_BYTES), published=False),
+            OLD,
+            False,
+            "no change to a published table",
+            id="one byte less than 16 MiB of WAL",
+        ),
+        pytest.param(
+            replace(LEVEL, to_copy=2, unapplied=3, paused=True),
+            OLD,
+            False,
+            "no WAL above",
+            id="applying is paused, nothing to receive",
+        ),
+        pytest.param(
+            replace(AHEAD, published=True, paused=True),
+            FRESH,
+            True,
+            "changes wait",
+            id="applying is paused, published change in the slot",
+        ),
+        pytest.param(
+            replace(AHEAD, published=True, to_copy=1, endpos=Lsn(0x1000)),
+            OLD,
+            False,
+            "syncs end at 0/1000",
+            id="endpos is reached",
+        ),
+        pytest.param(
+            replace(AHEAD, unapplied=1, endpos=Lsn(0x1000)),
+            OLD,
+            True,
+            "not applied yet: 1",
+            id="endpos is reached, log not applied to the mirrors",
+        ),
+        pytest.param(
+            replace(AHEAD, published=True, endpos=Lsn(0x1001)), OLD, True, "changes wait", id="endpos is not reached"
+        ),
+        pytest.param(
+            replace(LEVEL, flush_lsn=Lsn(0xF00)),
+            OLD,
+            False,
+            "no WAL above",
+            id="source's flush position below the lake's",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_run_is_requested_only_if_there_is_work(look: SourceState, cursor: Cursor, wanted: bool, why: str) -> None:
     decision = decide(look, cursor, range_seconds=60)
     assert decision.wanted is wanted

@@ -87,7 +87,7 @@ def test_a_run_whose_process_ended_is_reported_as_failed(instance: dg.DagsterIns
     assert status(instance, alive) is dg.DagsterRunStatus.STARTED
 
 
-def test_a_process_with_a_reused_pid_is_not_the_run(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_run_is_reported_dead_if_a_newer_process_has_its_pid(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     own = ProcessName.own()
     dead = run_of(instance, mark=str(replace(own, started=own.started - 100)))
     assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == [dead]
@@ -112,7 +112,9 @@ def test_no_run_is_reported_dead_while_another_process_holds_the_lock(
     assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == [dead]
 
 
-def test_a_run_without_a_process_tag_is_given_time_to_start(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_run_without_a_process_tag_is_reported_dead_only_after_two_minutes(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
     young = run_of(instance)
     other = run_of(instance, foreign)
     assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == []
@@ -121,14 +123,14 @@ def test_a_run_without_a_process_tag_is_given_time_to_start(instance: dg.Dagster
     assert status(instance, other) is dg.DagsterRunStatus.STARTED
 
 
-def test_a_run_of_another_code_location_is_left_alone(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_run_of_another_code_location_is_not_reported_dead(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     """The other code location, in the same Dagster instance, has a job with the name of our job."""
     others = run_of(instance, of=None)
     assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path), now=time.time() + 121) == []
     assert status(instance, others) is dg.DagsterRunStatus.STARTED
 
 
-def test_a_run_of_another_source_is_left_alone(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_run_of_another_source_is_not_reported_dead(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     """Only the sensor of that source can check whether its lake is locked."""
     others = run_of(instance, mark=dead_mark(), of=OTHER)
     assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path), now=time.time() + 121) == []

@@ -80,7 +80,7 @@ def test_a_version_number_is_committed_only_once(rows: Rows) -> None:
     assert list((rows.path / "_delta_log").glob("*.tmp")) == []
 
 
-def test_a_position_is_committed_only_once(rows: Rows) -> None:
+def test_a_position_of_an_application_is_committed_only_once(rows: Rows) -> None:
     rows.change([1], set())
     with pytest.raises(LakeError, match="already records 1 for app"):
         rows.change([2], set(), transaction=1)
@@ -117,7 +117,7 @@ def test_a_table_with_an_unsupported_feature_is_refused(rows: Rows) -> None:
         ("{}", '{"tightBounds":false}'),
     ],
 )  # fmt: skip
-def test_statistics_keep_every_digit_of_their_bounds(stats: str, expected: str) -> None:
+def test_statistics_keep_every_digit_of_min_and_max_values(stats: str, expected: str) -> None:
     assert loosened(stats) == expected
 
 
@@ -171,7 +171,7 @@ def test_the_file_with_the_most_deleted_rows_is_rewritten(rows: Rows) -> None:
     assert replace(compaction, worn_share=24).worth_rewriting(rows.delta.files) == ()
 
 
-def test_a_compaction_that_loses_rows_is_refused(rows: Rows) -> None:
+def test_compaction_whose_new_files_lack_rows_is_refused(rows: Rows) -> None:
     rows.change([1, 2], set())
     live = live_files(rows.path)
     with pytest.raises(LakeError, match="has 2 rows to write to new files"):
@@ -264,7 +264,7 @@ def test_old_log_files_are_deleted_once_a_checkpoint_covers_them(table: Location
     assert newest.number == 9
 
 
-def test_columns_are_added_and_files_are_removed(table: Location) -> None:
+def test_commits_add_columns_and_remove_files_of_a_table_in_memory(table: Location) -> None:
     commit_files(now(table), [written(table, 1)], "append", {})
     commit_columns(now(table), Schema.from_arrow(pa.schema([*ROWS, ("more", pa.string())])))
     wide = pa.schema([*ROWS, ("more", pa.string())])
@@ -290,7 +290,7 @@ class Clock:
         self.now += hours * 3600
 
 
-def test_a_file_removed_recently_is_not_swept(table: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_keeps_a_file_that_a_recent_commit_removed(table: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file itself may be old. It is kept because another process may still read the version that contains it."""
     clock = Clock(monkeypatch)
     commit_files(now(table), [written(table, 1)], "append", {})
@@ -306,7 +306,7 @@ def test_a_file_removed_recently_is_not_swept(table: Location, monkeypatch: pyte
     assert ids(table) == [2, 3]
 
 
-def test_every_version_within_the_retention_of_the_log_stays_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_version_within_the_log_retention_stays_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     root = lake_in_memory()
     properties = {"delta.checkpointInterval": "3", "delta.logRetentionDuration": "interval 2 hours"}
@@ -365,7 +365,7 @@ def test_a_table_is_created_only_once(tmp_path: Path) -> None:
     assert DeltaTable(tmp_path / "t").metadata().configuration == {"delta.checkpointInterval": "3"}
 
 
-@pytest.mark.parametrize("first", [NUMBER, MOMENT], ids=["a column comes", "all are there"])
+@pytest.mark.parametrize("first", [NUMBER, MOMENT], ids=["column added later", "column from the start"])
 def test_columns_without_a_time_zone_are_declared_as_a_feature(tmp_path: Path, first: pa.Schema) -> None:
     """Readers refuse a table with such columns if the table does not declare the feature."""
     table = _made(tmp_path, first)
@@ -380,7 +380,7 @@ def test_columns_without_a_time_zone_are_declared_as_a_feature(tmp_path: Path, f
     assert _now(tmp_path).features >= {"timestampNtz", "appendOnly"}
 
 
-def test_files_of_the_old_columns_are_removed_in_the_same_commit(tmp_path: Path) -> None:
+def test_commit_with_new_columns_also_removes_the_files_with_the_old_columns(tmp_path: Path) -> None:
     table = _made(tmp_path, NUMBER)
     _filled(table, pa.array([1]), schema=NUMBER)
     table = _now(tmp_path)

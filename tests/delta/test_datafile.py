@@ -142,7 +142,7 @@ def test_statistics_hide_no_rows_from_spark(spark: SparkSession, tmp_path: Path)
     assert [condition for condition, count in zip(conditions, found, strict=True) if count != 1] == []
 
 
-def test_a_commit_changes_data_and_position_together(table: Path) -> None:
+def test_one_commit_changes_both_data_and_position(table: Path) -> None:
     version = commit(table, [sound(table)], "append", {"app": 10})
     now = DeltaTable(table)
     assert (now.version(), now.transaction_version("app"), now.count()) == (version, 10, 2)
@@ -209,7 +209,7 @@ def test_no_timestamp_is_written_as_int96(tmp_path: Path) -> None:
 # Deletion vectors -----------------------------------------------------------------------------------
 
 
-def test_stored_bytes_follow_the_protocol(tmp_path: Path) -> None:
+def test_stored_deletion_vector_has_the_bytes_of_the_delta_protocol(tmp_path: Path) -> None:
     """The stored bytes of a deletion vector are a version, the size (big endian), the magic number, Roaring's portable
     64-bit form, and a checksum."""
     rows = BitMap64([3, 4, 7, 11, 18, 29, 1 << 33])
@@ -224,7 +224,7 @@ def test_stored_bytes_follow_the_protocol(tmp_path: Path) -> None:
     assert (descriptor["offset"], descriptor["sizeInBytes"], descriptor["cardinality"]) == (1, size, 7)
 
 
-def test_a_vector_stored_in_the_log_is_read(tmp_path: Path) -> None:
+def test_deletion_vector_stored_in_the_log_is_read(tmp_path: Path) -> None:
     rows = BitMap64([3, 4, 7])
     (descriptor,) = write_vectors(Location.of(tmp_path), [rows])
     data = (tmp_path / (vector_file(descriptor) or "")).read_bytes()[5:-4]
@@ -236,7 +236,7 @@ def test_a_vector_stored_in_the_log_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @given(st.lists(st.sets(st.integers(0, 1 << 33)), min_size=1, max_size=4))
-def test_several_vectors_in_one_file_are_read_back(
+def test_several_deletion_vectors_in_one_file_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, sets: list[set[int]]
 ) -> None:
     folder = tmp_path_factory.mktemp("vectors")
@@ -251,7 +251,7 @@ def test_z85_text_is_decoded_to_the_encoded_bytes(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("place", [1, 5, 9, 20, -1])
-def test_a_damaged_vector_is_an_error(tmp_path: Path, place: int) -> None:
+def test_damaged_deletion_vector_is_an_error(tmp_path: Path, place: int) -> None:
     (descriptor,) = write_vectors(Location.of(tmp_path), [BitMap64(range(0, 1000, 3))])
     file = tmp_path / (vector_file(descriptor) or "")
     data = bytearray(file.read_bytes())

@@ -1,4 +1,9 @@
-"""pgcdc reads a table's log by commit number; delta-rs lists the folder. Both must find the same in each version."""
+"""pgcdc reads a Delta log by commit numbers, without listing the folder. delta-rs lists the folder. In each version,
+pgcdc and delta-rs must find the same files, schema, properties and positions.
+
+The *hint* is the file ``_last_checkpoint``, which has the number of the newest checkpoint. It may be missing, or name
+an older checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +87,7 @@ def same(mine: DeltaVersion | None, theirs: DeltaTable) -> None:
 @given(STEPS)
 @example(["checkpoint", "hint lost", "checkpoint"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_our_reader_and_delta_rs_read_the_same_table(tmp_path: Path, steps: list[str]) -> None:
+def test_every_version_is_the_same_for_pgcdc_and_delta_rs(tmp_path: Path, steps: list[str]) -> None:
     """Handles that were opened at earlier versions read the newest version, even if log files were deleted since."""
     shutil.rmtree(tmp_path / "t", ignore_errors=True)
     table = Grown(tmp_path / "t")
@@ -100,7 +105,7 @@ def test_our_reader_and_delta_rs_read_the_same_table(tmp_path: Path, steps: list
 
 
 @pytest.mark.parametrize("hint", ["whole", "lost"])
-def test_a_handle_older_than_a_clean_up_reads_the_newest_version(tmp_path: Path, hint: str) -> None:
+def test_handle_opened_before_log_files_were_deleted_reads_the_newest_version(tmp_path: Path, hint: str) -> None:
     table = Grown(tmp_path / "t")
     table.step("append")
     early = DeltaLog(Location.of(table.folder))
@@ -122,7 +127,7 @@ def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
         open_delta(Location.of(table.folder))
 
 
-def test_no_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_delta_log_lists_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of one day has 60,000 files. Neither the first read nor a later read may list them."""
     table = Grown(tmp_path / "t")
     for kind in ("append", "checkpoint", "append"):
@@ -135,7 +140,7 @@ def test_no_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert found.number == 2
 
 
-def test_a_deleted_version_is_reported_as_missing(tmp_path: Path) -> None:
+def test_version_whose_log_files_were_deleted_is_reported_as_missing(tmp_path: Path) -> None:
     table = Grown(tmp_path / "t")
     for kind in ("append", "append", "checkpoint", "forget"):
         table.step(kind)
@@ -146,7 +151,9 @@ def test_a_deleted_version_is_reported_as_missing(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("part_size", [pytest.param(None, marks=pytest.mark.long), 3], ids=["whole", "parts"])
-def test_a_table_written_by_spark_is_read(spark: SparkSession, tmp_path: Path, part_size: int | None) -> None:
+def test_table_and_checkpoints_written_by_spark_are_read(
+    spark: SparkSession, tmp_path: Path, part_size: int | None
+) -> None:
     """Spark's checkpoints have statistics by column and may consist of parts."""
     folder, own = tmp_path / "t", spark.newSession()
     if part_size is not None:

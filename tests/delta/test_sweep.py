@@ -1,5 +1,5 @@
-"""A sweep deletes files that no readable version of a table needs. The tests compare the files that it must keep with a
-model. They also test OPTIMIZE and VACUUM."""
+"""A sweep deletes the files that no kept version of a table needs. The tests compare the files that a sweep must keep
+with a model. The last tests run VACUUM with other engines."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _write(log: Path, versions: list[list[File]], checkpoints: set[int]) -> list
 
 @given(commits, st.sets(st.integers(0, 7)), st.data())
 @settings(max_examples=60, deadline=None)
-def test_exactly_the_files_of_the_wanted_versions_are_needed(
+def test_needed_files_are_exactly_the_files_of_the_kept_versions(
     versions: list[list[File]], checkpoints: set[int], data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -113,7 +113,7 @@ def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
     {"path": "file:///elsewhere/a.parquet"},
     {"path": "a.parquet", "deletionVector": {"storageType": "p", "pathOrInlineDv": "s3://b/x.bin", "cardinality": 1}},
 ])  # fmt: skip
-def test_files_outside_the_folder_are_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+def test_log_that_names_a_file_outside_of_the_table_folder_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
     (tmp_path / "_delta_log").mkdir()
     line = json.dumps({"add": {"size": 1, **odd}}, separators=(",", ":"))
     (tmp_path / "_delta_log" / f"{0:020}.json").write_text(line)
@@ -121,7 +121,7 @@ def test_files_outside_the_folder_are_refused(tmp_path: Path, odd: dict[str, Any
         needed_files(LogListing.of(Location.of(tmp_path)), {0}, 0)
 
 
-def test_optimize_is_worthwhile_for_many_small_files_or_files_with_many_deleted_rows() -> None:
+def test_compaction_is_worthwhile_for_many_small_files_or_for_many_deleted_rows() -> None:
     small, large = Added("a", 1000, 10, None, 0), Added("b", compaction.FILE_BYTES, 1_000_000, None, 0)
     emptied = Added("c", compaction.FILE_BYTES, 1_000_000, "v", 500_000)
     assert not compaction.worth_optimizing([])
@@ -160,13 +160,13 @@ def _older(line: str, by: timedelta) -> str:
     return json.dumps(action)
 
 
-def named_as_gone(path: Path) -> set[str]:
+def removed_in_checkpoint(path: Path) -> set[str]:
     """The files that the newest checkpoint lists as removed."""
     newest = max((path / "_delta_log").glob("*.checkpoint.parquet"))
     return {one["path"] for one in pq.ParquetFile(newest).read()["remove"].to_pylist() if one is not None}
 
 
-def lived_long_and_short(rows: Rows) -> tuple[str, str]:
+def remove_an_old_and_a_young_file(rows: Rows) -> tuple[str, str]:
     """Removes two files three hours ago: one that existed for ten days, and one that was removed right after it was
     written. Then makes a checkpoint. Returns both paths."""
     rows.change([1, 2, 3], set())
@@ -189,7 +189,7 @@ def _compacted(rows: Rows) -> None:
     rows.history.append(frozenset(rows.held))
 
 
-def test_retention_properties_are_only_ever_lengthened() -> None:
+def test_retention_properties_of_a_table_are_never_shortened() -> None:
     wanted = retention_properties(timedelta(days=7))
     assert wanted == {LOG: "interval 720 hours", DELETED_FILES: "interval 192 hours"}
     assert retention_properties(timedelta(days=99))[DELETED_FILES] == "interval 384 hours"
@@ -209,24 +209,24 @@ def _checkpointed_rows(folder: Path) -> Rows:
     return Rows(path_of(mirror.path))
 
 
-def test_checkpoints_name_removed_files_that_lived_for_long(tmp_path: Path) -> None:
+def test_checkpoints_name_removed_files_that_were_part_of_the_table_for_days(tmp_path: Path) -> None:
     rows = _checkpointed_rows(tmp_path)
-    long, short = lived_long_and_short(rows)
-    assert (rows.delta.number % 5, named_as_gone(rows.path)) == (0, {long})
+    long, short = remove_an_old_and_a_young_file(rows)
+    assert (rows.delta.number % 5, removed_in_checkpoint(rows.path)) == (0, {long})
     # The next checkpoint is written from the content of this checkpoint.
     for number in range(5):
         rows.change([1000 + number], set())
-    assert named_as_gone(rows.path) == {long}
-    assert short not in named_as_gone(rows.path)
+    assert removed_in_checkpoint(rows.path) == {long}
+    assert short not in removed_in_checkpoint(rows.path)
     for version, held in enumerate(rows.history, 1):
         assert rows.read(version) == sorted(held)
 
 
-def test_every_version_can_be_read_after_delta_rs_has_vacuumed(tmp_path: Path) -> None:
+def test_every_version_can_be_read_after_a_vacuum_by_delta_rs(tmp_path: Path) -> None:
     rows = _checkpointed_rows(tmp_path)
-    lived_long_and_short(rows)
+    remove_an_old_and_a_young_file(rows)
     DeltaTable(rows.path).vacuum(dry_run=False)
-    _as_promised(rows)
+    _assert_every_version_has_its_rows(rows)
 
 
 @pytest.mark.long
@@ -235,7 +235,7 @@ def test_every_version_can_be_read_after_a_vacuum_by_spark(spark: SparkSession, 
     path = Layout.of(tmp_path).mirror(NAME)
     create_mirror(path, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5"}, path)
     rows = Rows(path_of(path))
-    lived_long_and_short(rows)
+    remove_an_old_and_a_young_file(rows)
     for version in range(int(max(path_of(path / "_delta_log").glob("*.checkpoint.parquet")).name[:20])):
         # Hide these commits, so that only the checkpoint lists the removed files.
         log = path / "_delta_log" / f"{version:020}.json"
@@ -243,15 +243,15 @@ def test_every_version_can_be_read_after_a_vacuum_by_spark(spark: SparkSession, 
     spark.newSession().sql(f"VACUUM delta.`{path}`").collect()
     for kept in path_of(path / "_delta_log").glob("*.kept"):
         kept.rename(kept.with_suffix(".json"))
-    _as_promised(rows)
+    _assert_every_version_has_its_rows(rows)
 
 
-def _as_promised(rows: Rows) -> None:
+def _assert_every_version_has_its_rows(rows: Rows) -> None:
     for version, held in enumerate(rows.history, 1):
         assert rows.read(version) == sorted(held)
 
 
-def test_a_mirror_that_lacks_a_file_is_not_read(tmp_path: Path) -> None:
+def test_mirror_that_lacks_a_file_after_a_full_vacuum_is_refused(tmp_path: Path) -> None:
     """A full VACUUM by delta-rs deletes all files that no commit names. It does not see that commits name the files of
     deletion vectors, and deletes them."""
     layout = Layout.of(tmp_path)

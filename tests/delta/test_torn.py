@@ -1,4 +1,9 @@
-"""Delta logs after a power cut. Damaged files are always detected, and moved aside if no point depends on them."""
+"""Delta logs after a power cut, which may leave torn files: empty, cut, or partly zeros. Torn files are always
+detected. Recovery renames a torn commit and all later commits (moves them aside), so that no reader sees them. It does
+not do so if a consistent point needs a torn commit.
+
+A *ledger* is a small Delta table to which syncs only append rows, such as the list of consistent points.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +43,11 @@ DAMAGES: dict[str, Damage] = {
     "empty": lambda content: b"",
     "zeros": lambda content: bytes(len(content)),
     "half": lambda content: content[: len(content) // 2],
-    "zeros behind": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
+    "zeros at the end": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
     "cut after a line": lambda content: b"".join(content.splitlines(keepends=True)[:-1]),
     "no last newline": lambda content: content[:-1],
     "a line changed": lambda content: content.replace(b'{"add"', b'["add"'),
-    "a line that says less": lambda content: content.replace(b'"size"', b'"sise"'),
+    "an add action without its size": lambda content: content.replace(b'"size"', b'"sise"'),
 }
 
 
@@ -93,14 +98,14 @@ def test_a_torn_commit_is_refused_until_it_is_recovered(table: Grown, damage: Da
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damage_that_a_point_depends_on_is_not_put_aside(table: Grown, damage: Damage) -> None:
+def test_recovery_keeps_a_damaged_commit_that_a_point_needs(table: Grown, damage: Damage) -> None:
     table.damage(3, damage)
     assert recover(Location.of(table.folder), promised=3).aside == ()
     with pytest.raises(TornLog, match="moves the file aside if no consistent point needs it"):
         open_delta(Location.of(table.folder))
 
 
-def test_commits_after_a_missing_commit_are_put_aside(table: Grown) -> None:
+def test_recovery_moves_commits_after_a_missing_commit_aside(table: Grown) -> None:
     """If these commits stayed, they would seem to follow a new commit with the missing number."""
     (table.log / commit_name(2)).unlink()
     assert recover(Location.of(table.folder), promised=1).aside == (commit_name(3),)
@@ -108,14 +113,14 @@ def test_commits_after_a_missing_commit_are_put_aside(table: Grown) -> None:
     assert opened(table.folder).number == 2
 
 
-def test_a_commit_whose_data_file_is_lost_is_put_aside(table: Grown) -> None:
+def test_recovery_moves_a_commit_with_a_missing_data_file_aside(table: Grown) -> None:
     lost = next(action["add"]["path"] for action in commit_actions(Location.of(table.log), 2) if "add" in action)
     (table.folder / lost).unlink()
     assert recover(Location.of(table.folder)).aside == (commit_name(2), commit_name(3))
     assert opened(table.folder).number == 1
 
 
-def test_data_files_that_a_later_commit_removed_may_be_missing(table: Grown) -> None:
+def test_recovery_accepts_missing_data_files_that_a_later_commit_removed(table: Grown) -> None:
     gone = [file.path for file in opened(table.folder).files]
     commit_files(opened(table.folder), [table.written(9)], "overwrite", {"app": 9})
     for name in gone:
@@ -125,7 +130,7 @@ def test_data_files_that_a_later_commit_removed_may_be_missing(table: Grown) -> 
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES.values())[:4], ids=list(DAMAGES)[:4])
-def test_a_torn_checkpoint_is_not_needed_if_its_commits_exist(table: Grown, damage: Damage) -> None:
+def test_torn_checkpoint_is_not_needed_if_the_commits_before_it_exist(table: Grown, damage: Damage) -> None:
     make_checkpoint(Location.of(table.folder), 2)
     make_checkpoint(Location.of(table.folder), 3)
     table.append()
@@ -139,7 +144,7 @@ def test_a_torn_checkpoint_is_not_needed_if_its_commits_exist(table: Grown, dama
     assert len(opened(table.folder).files) == len(DeltaTable(table.folder).file_uris()) == 5
 
 
-def test_a_torn_checkpoint_without_its_commits_is_an_error(table: Grown) -> None:
+def test_torn_checkpoint_is_an_error_if_the_commits_before_it_are_deleted(table: Grown) -> None:
     make_checkpoint(Location.of(table.folder), 3)
     torn = table.log / f"{3:020}.checkpoint.parquet"
     torn.write_bytes(b"")
@@ -168,7 +173,7 @@ def test_commits_are_deleted_only_after_their_checkpoint_is_durable(
     assert len(opened(left / "t").files) == 4
 
 
-def test_a_log_without_a_valid_first_commit_is_begun_again(tmp_path: Path) -> None:
+def test_delta_log_without_a_valid_first_commit_is_created_again(tmp_path: Path) -> None:
     table = Grown(tmp_path / "t")
     table.damage(0, lambda content: content.splitlines(keepends=True)[0].rstrip())
     assert recover(Location.of(table.folder)).aside == (commit_name(0),)
@@ -176,7 +181,7 @@ def test_a_log_without_a_valid_first_commit_is_begun_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("last", ["metaData", "protocol"])
-def test_a_first_commit_cut_at_the_end_of_a_line_is_begun_again(tmp_path: Path, last: str) -> None:
+def test_delta_log_whose_first_commit_was_cut_after_a_line_is_created_again(tmp_path: Path, last: str) -> None:
     """In the first commit, Spark writes the protocol last, and delta-rs writes the columns last. Neither records the
     number of lines."""
     table = Grown(tmp_path / "t")
@@ -207,7 +212,7 @@ def test_torn_checksum_files_of_other_writers_are_deleted(table: Grown) -> None:
     ]
 
 
-def test_a_commit_with_an_unknown_action_is_refused_and_with_known_actions_accepted(table: Grown) -> None:
+def test_commit_with_an_unknown_action_is_refused(table: Grown) -> None:
     path = table.log / commit_name(4)
     path.write_text('{ "commitInfo" : {} }\n{ "domainMetadata" : {"domain": "d"} }\n{ "cdc": {"path": "c"} }\n')
     assert opened(table.folder).number == 4
@@ -217,7 +222,7 @@ def test_a_commit_with_an_unknown_action_is_refused_and_with_known_actions_accep
     assert recover(Location.of(table.folder)).aside == ()
 
 
-def test_a_commit_needs_no_hard_links(table: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_work_on_a_file_system_without_hard_links(table: Grown, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even on a file system without hard links, a commit is always complete, and each number is committed only once."""
 
     def refused(*_: object) -> None:
@@ -233,7 +238,7 @@ def test_a_commit_needs_no_hard_links(table: Grown, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES.values())[:5], ids=list(DAMAGES)[:5])
-def test_a_ledger_drops_a_damaged_last_commit_and_continues(tmp_path: Path, damage: Damage) -> None:
+def test_ledger_continues_without_its_last_commit_if_this_commit_is_damaged(tmp_path: Path, damage: Damage) -> None:
     schema = pa.schema([("n", pa.int64()), AT])
     ledger = Ledger(Location.of(tmp_path / "l"), schema)
     for number in range(3):
@@ -277,7 +282,9 @@ LOG_DAMAGES: tuple[LogDamage, ...] = (_missing, _half_written, _emptied, *map(_f
 
 
 @pytest.mark.spark
-def test_damage_is_found_named_and_never_applied(database: Database, spark: SparkSession, tmp_path: Path) -> None:
+def test_damaged_log_file_is_named_and_none_of_its_rows_are_applied(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
     """In the change log, rows of small tables are in the same file as the batch's Relation messages and catalog facts.
     A large table has its own file, which only Spark's workers read."""
     with database.connect() as conn:

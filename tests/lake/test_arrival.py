@@ -1,5 +1,9 @@
 """`Lake.wait` returns as soon as the mirrors contain all changes below an LSN. Here the tests write the change log
-themselves. `tests/flow/test_wait.py` tests the same with a PostgreSQL source."""
+themselves. `tests/flow/test_wait.py` tests the same with a PostgreSQL source.
+
+A *note* is a file of the receiver. It says that the log, while its position is X, lacks no transaction below an LSN Y
+above X.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,7 @@ def arrived(log: ChangeLog, lsn: int) -> bool:
     return True
 
 
-def test_a_point_at_or_above_the_lsn_is_returned(log: ChangeLog) -> None:
+def test_wait_returns_a_point_at_or_above_the_lsn(log: ChangeLog) -> None:
     assert Lake(log.layout.root).wait("0/64", timeout=0).lsn == 100
     with pytest.raises(
         NotReached, match=r"did not reach 0/65 within 0 s: its newest consistent point is at 0/64.*pgcdc status"
@@ -67,44 +71,44 @@ def test_a_point_at_or_above_the_lsn_is_returned(log: ChangeLog) -> None:
         Lake(log.layout.root).wait(101, timeout=0)
 
 
-def test_a_lake_without_points_contains_no_lsn(tmp_path: Path) -> None:
+def test_wait_for_a_lake_without_points_ends_with_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotReached, match="it has no consistent point"):
         Lake(tmp_path).wait(1, timeout=0)
 
 
-def test_a_point_below_the_lsn_is_enough_if_the_log_holds_nothing_above_it(log: ChangeLog) -> None:
+def test_wait_returns_a_point_below_the_lsn_if_the_log_has_no_change_between_them(log: ChangeLog) -> None:
     writer_of(log)[0].advance(Lsn(300))
     assert Lake(log.layout.root).wait(300, timeout=0).lsn == 100
     assert not arrived(log, 301)
 
 
-def test_changes_of_a_listed_table_above_the_point_are_waited_for(log: ChangeLog) -> None:
+def test_wait_waits_for_changes_of_a_listed_table_above_the_point(log: ChangeLog) -> None:
     batch(log, 200)
     assert not arrived(log, 150)
     publish_at(ConsistentPoints(log.layout), 250, {LISTED: 2})
     assert arrived(log, 250)
 
 
-def test_changes_of_tables_that_the_point_does_not_list_are_not_waited_for(log: ChangeLog) -> None:
+def test_wait_ignores_changes_of_tables_that_the_point_does_not_list(log: ChangeLog) -> None:
     batch(log, 200, relation_id=2)
     assert arrived(log, 250)
 
 
-def test_changes_of_an_unknown_relation_are_waited_for(log: ChangeLog) -> None:
+def test_wait_waits_for_changes_of_a_relation_without_a_mirror(log: ChangeLog) -> None:
     """It may be a new partition of a listed table."""
     TableStates(log.layout).set(replace(T, oid=3, name=OTHER), TableState.SET_ASIDE, START)
     batch(log, 200, relation_id=2)
     assert not arrived(log, 250)
 
 
-def test_changes_of_a_renamed_table_are_waited_for(log: ChangeLog) -> None:
+def test_wait_waits_for_changes_of_a_renamed_table(log: ChangeLog) -> None:
     """The state of the table under its earlier name has the same OID."""
     TableStates(log.layout).set(replace(T, oid=1, name=TableName("public", "former")), TableState.MOVED, START)
     batch(log, 200)
     assert not arrived(log, 250)
 
 
-def test_logical_messages_above_the_point_are_waited_for(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_waits_for_logical_messages_above_the_point(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """`wait` considers logical messages only if the point has an LSN for messages. A point has this LSN only if the
     setting ``messages`` is used."""
     writer_of(log)[0].advance(Lsn(300))
@@ -115,9 +119,9 @@ def test_logical_messages_above_the_point_are_waited_for(log: ChangeLog, monkeyp
     assert not arrived(log, 300)
 
 
-def test_a_note_counts_only_for_the_log_position_for_which_it_was_written(log: ChangeLog) -> None:
-    """A note of the receiver says: a log whose position is X lacks no transaction below the LSN Y. If the log has a
-    different position, the note does not apply."""
+def test_note_applies_only_while_the_log_has_the_position_in_the_note(log: ChangeLog) -> None:
+    """First the log is at the note's position, so `wait` accepts each LSN up to the note's second LSN, 500. Then the
+    log is at 400."""
     Extent(log.layout).note(START, Lsn(500))
     assert arrived(log, 500)
     assert not arrived(log, 501)
@@ -125,19 +129,19 @@ def test_a_note_counts_only_for_the_log_position_for_which_it_was_written(log: C
     assert (arrived(log, 400), arrived(log, 401)) == (True, False)
 
 
-def test_a_note_does_not_hide_changes_above_the_point(log: ChangeLog) -> None:
+def test_wait_waits_for_changes_in_the_log_despite_a_note(log: ChangeLog) -> None:
     batch(log, 200)
     Extent(log.layout).note(Lsn(250), Lsn(500))
     assert not arrived(log, 150)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"position": 100, "complete": -1}', b"\xff"])
-def test_a_damaged_note_is_ignored(log: ChangeLog, content: bytes) -> None:
+def test_wait_ignores_a_damaged_note(log: ChangeLog, content: bytes) -> None:
     storage.replace(log.layout.extent, content)
     assert not arrived(log, 101)
 
 
-def test_notes_are_written_at_intervals_and_at_the_end_of_a_connection(log: ChangeLog) -> None:
+def test_receiver_writes_notes_at_intervals_and_at_the_end_of_its_connection(log: ChangeLog) -> None:
     extent = Extent(log.layout)
     extent.note(START, START)
     assert not storage.exists(log.layout.extent)
@@ -148,7 +152,7 @@ def test_notes_are_written_at_intervals_and_at_the_end_of_a_connection(log: Chan
     assert arrived(log, 300)
 
 
-def test_wait_ends_as_soon_as_the_point_is_there(log: ChangeLog) -> None:
+def test_wait_ends_as_soon_as_the_point_is_published(log: ChangeLog) -> None:
     batch(log, 200)
     begun = threading.Event()
 

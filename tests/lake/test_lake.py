@@ -43,7 +43,7 @@ def test_lake_without_points_has_no_tables(tmp_path: Path) -> None:
         Lake(tmp_path).at()
 
 
-def test_an_lsn_below_the_first_point_is_refused(tmp_path: Path) -> None:
+def test_reading_an_lsn_below_the_first_point_is_refused(tmp_path: Path) -> None:
     ConsistentPoints(Layout.of(tmp_path)).publish(Lsn(100), {}, {})
     with pytest.raises(LakeError, match="0/63"):
         Lake(tmp_path).at(99)
@@ -130,7 +130,7 @@ def told(history: RowHistory) -> list[tuple[Any, ...]]:
     return [(row["kind"], row["lsn"], row["row"]["id"], row["row"]["v"], row["unknown"]) for row in rows]
 
 
-def test_every_change_of_a_row_is_listed_with_its_transaction(tmp_path: Path) -> None:
+def test_history_lists_every_change_of_a_row_with_its_transaction(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "copied"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "a"}), (INSERT, {"id": "2", "v": "other"}))
     at.turn(300, (DELETE, {"id": "1"}))
@@ -147,7 +147,7 @@ def test_every_change_of_a_row_is_listed_with_its_transaction(tmp_path: Path) ->
     assert told(at.lake.at().history(NAME, 7)) == []
 
 
-def test_values_that_were_not_sent_come_from_earlier_changes(tmp_path: Path) -> None:
+def test_history_takes_values_that_were_not_sent_from_earlier_changes(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "copied"}])
     at.turn(200, (UPDATE, {"id": "1", "n": "1.00", "_pgcdc_unchanged": [2]}))
     at.turn(300, (UPDATE, {"id": "1", "v": "sent", "at": "infinity"}))
@@ -160,7 +160,7 @@ def test_values_that_were_not_sent_come_from_earlier_changes(tmp_path: Path) -> 
     assert [row["_pgcdc_raw"] for row in rows] == [None, [("at", "infinity")], [("at", "infinity")], None]
 
 
-def test_both_halves_of_a_key_change_and_a_truncate_are_changes_of_the_row(tmp_path: Path) -> None:
+def test_history_of_a_row_has_its_key_change_and_each_truncate(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "x"}, {"id": "3"}])
     at.turn(200, (OLD, {"id": "1"}), (UPDATE, {"id": "2", "v": "x", "_pgcdc_unchanged": [2]}))
     at.turn(300, (TRUNCATE, {}))
@@ -170,7 +170,7 @@ def test_both_halves_of_a_key_change_and_a_truncate_are_changes_of_the_row(tmp_p
     assert told(at.lake.at().history(NAME, 2))[0] == ("update_postimage", 199, 2, None, ["v"])
 
 
-def test_history_says_from_which_lsn_on_it_is_complete(tmp_path: Path) -> None:
+def test_history_has_the_lsn_above_which_it_is_complete(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1"}])
     at.publish(150)
     history = at.lake.at().history(NAME, 1)
@@ -189,7 +189,7 @@ def test_history_says_from_which_lsn_on_it_is_complete(tmp_path: Path) -> None:
      (2.5, "not a value of type int32"), (True, "not a value of type int32"),
      (Decimal("2.5"), "not a value of type int32"), (None, "not a value of type int32")],
 )  # fmt: skip
-def test_a_wrong_key_is_refused(tmp_path: Path, key: Any, message: str) -> None:
+def test_history_of_a_wrong_key_is_refused(tmp_path: Path, key: Any, message: str) -> None:
     at = OneTable(tmp_path, [{"id": "1"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "a"}))
     with pytest.raises(UsageError, match=message):
@@ -202,7 +202,7 @@ def test_a_table_without_a_key_has_no_history_of_a_row(tmp_path: Path) -> None:
         at.lake.at().history(NAME, 1)
 
 
-def test_each_change_has_the_messages_of_its_transaction() -> None:
+def test_history_adds_the_logical_messages_of_each_transaction() -> None:
     versions = pa.table({"lsn": pa.array([5, 9], pa.int64())})
     messages = pa.table({"commit_lsn": [9, 9], "prefix": ["who", "why"], "content": [b"me", b"so"], "lsn": [7, 8]})
     assert [[one["prefix"] for one in row["messages"]] for row in with_messages(versions, messages).to_pylist()] == [

@@ -1,4 +1,8 @@
-"""The net change between two points: one row for each key whose row differs, with its old and its new values."""
+"""`Lake.diff`, `Lake.undo` and `LakeAt.changes`.
+
+`diff` returns the net change between two points: one row for each key whose row differs, with its old and new values.
+`undo` returns SQL that restores the old rows on the source. `changes` returns each single change from the change feed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ def told(change: pa.Table) -> list[tuple[str, Any, Any]]:
     return sorted(rows, key=lambda row: row[1] or row[2])
 
 
-def test_each_key_that_differs_is_one_row_with_its_old_and_new_values(tmp_path: Path) -> None:
+def test_diff_has_one_row_with_old_and_new_values_for_each_key_whose_row_differs(tmp_path: Path) -> None:
     at = OneTable(tmp_path, ROWS)
     at.turn(200, (UPDATE, {"id": "1", "v": "ONE"}), (DELETE, {"id": "2"}), (INSERT, {"id": "4", "v": "four"}))
     change = at.lake.diff("public.t", 100)
@@ -54,7 +58,7 @@ def test_each_key_that_differs_is_one_row_with_its_old_and_new_values(tmp_path: 
     assert at.lake.diff(NAME, 200, 200).num_rows == 0
 
 
-def test_what_was_changed_and_changed_back_is_no_difference(tmp_path: Path) -> None:
+def test_diff_omits_rows_that_were_changed_and_changed_back(tmp_path: Path) -> None:
     at = OneTable(tmp_path, ROWS)
     at.turn(200, (UPDATE, {"id": "1", "v": "other"}), (OLD, {"id": "2"}), (UPDATE, {"id": "9", "v": "two"}))
     at.turn(300, (UPDATE, {"id": "1", "v": "one"}), (OLD, {"id": "9"}), (UPDATE, {"id": "2", "v": "two"}))
@@ -64,7 +68,7 @@ def test_what_was_changed_and_changed_back_is_no_difference(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
-def test_a_compaction_between_the_points_is_no_difference(tmp_path: Path) -> None:
+def test_diff_omits_rows_that_only_a_compaction_wrote_again(tmp_path: Path) -> None:
     at = OneTable(tmp_path, ROWS)
     at.compact()
     at.turn(200, (DELETE, {"id": "3"}))
@@ -74,7 +78,7 @@ def test_a_compaction_between_the_points_is_no_difference(tmp_path: Path) -> Non
     assert told(at.lake.diff(NAME, 200, 100)) == [("insert", None, (3, "three"))]
 
 
-def test_only_rows_that_were_written_between_the_points_are_read(
+def test_diff_reads_only_rows_that_were_written_between_its_two_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = OneTable(tmp_path, [{"id": str(number)} for number in range(1000)])
@@ -94,13 +98,13 @@ def test_only_rows_that_were_written_between_the_points_are_read(
     assert netchange._Side(version(at, 300), version(at, 400)).count == 1, "the other rows of the file stay"
 
 
-def test_a_truncate_deletes_each_row(tmp_path: Path) -> None:
+def test_diff_shows_a_truncate_as_a_delete_of_each_row(tmp_path: Path) -> None:
     at = OneTable(tmp_path, ROWS)
     at.turn(200, (TRUNCATE, {}), (INSERT, {"id": "2", "v": "two"}))
     assert [row[:2] for row in told(at.lake.diff(NAME, 100))] == [("delete", (1, "one")), ("delete", (3, "three"))]
 
 
-def test_points_with_different_columns_are_refused(tmp_path: Path) -> None:
+def test_diff_of_points_with_different_columns_is_refused(tmp_path: Path) -> None:
     at = OneTable(tmp_path, ROWS)
     wider = replace(T, columns=(*T.columns, Column(6, "more", TEXT)))
     other = OneTable(tmp_path / "other", ROWS, wider)
@@ -112,7 +116,7 @@ def test_points_with_different_columns_are_refused(tmp_path: Path) -> None:
         at.lake.diff("public.u", 100)
 
 
-def test_points_at_which_the_table_had_another_key_are_refused(tmp_path: Path) -> None:
+def test_diff_of_points_with_different_keys_is_refused(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "same"}, {"id": "2", "v": "same"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "same", "n": "1.00"}), (UPDATE, {"id": "2", "v": "same", "n": "1.00"}))
     before, after = version(at, 100), version(at, 200)
@@ -122,7 +126,7 @@ def test_points_at_which_the_table_had_another_key_are_refused(tmp_path: Path) -
         netchange.net_change(before, after, replace(T, key=(7,)))
 
 
-def test_rows_are_compared_by_value_if_the_structure_differs_between_the_points(tmp_path: Path) -> None:
+def test_diff_compares_rows_by_value_if_the_structure_changed_between_the_points(tmp_path: Path) -> None:
     """A schema change may rewrite a mirror's rows without a new commit_lsn. So an equal commit_lsn does not prove that
     two rows are equal."""
     at = OneTable(tmp_path, ROWS)
@@ -138,7 +142,7 @@ def version(at: OneTable, lsn: int | None = None) -> DeltaVersion:
     return at.lake.at(lsn).table_at(NAME).mirror
 
 
-def test_the_order_of_the_texts_in_pgcdc_raw_makes_no_difference() -> None:
+def test_diff_ignores_the_order_of_the_texts_in_pgcdc_raw() -> None:
     rows = [
         pa.table({"id": pa.array([1], pa.int32()), "_pgcdc_raw": pa.array([raw], RAW_TYPE)})
         for raw in ([("n", "NaN"), ("at", "infinity")], [("at", "infinity"), ("n", "NaN")])
@@ -195,11 +199,11 @@ def test_net_change_equals_the_difference_of_the_rows(
     [("a", "'a'"), ("", "''"), ("it's", "'it''s'"), ("a\\b", "E'a\\\\b'"), ("\\'", "E'\\\\'''"), (None, "NULL"),
      ("$undo$", "'$undo$'"), ("a\nb", "'a\nb'")],
 )  # fmt: skip
-def test_a_literal_means_the_same_for_any_setting_of_the_session(text: str | None, written: str) -> None:
+def test_sql_literal_means_the_same_with_any_setting_of_the_session(text: str | None, written: str) -> None:
     assert literal(text) == written
 
 
-def test_identifiers_are_always_quoted() -> None:
+def test_identifiers_in_the_sql_of_an_undo_are_always_quoted() -> None:
     assert table_identifier(TableName("Odd schema", "select")) == '"Odd schema"."select"'
 
 
@@ -219,16 +223,16 @@ BOXES = PgType(1020, "_box", element=PgType(603, "box", delimiter=";"))
         (["a,b"], PgType(1, "d", base=TAGS), '{"a,b"}'),
     ],
 )  # fmt: skip
-def test_a_value_is_written_as_its_type_reads_it(value: Any, kind: PgType, text: str) -> None:
+def test_value_in_the_sql_of_an_undo_is_text_that_its_type_can_read(value: Any, kind: PgType, text: str) -> None:
     assert value_text(value, kind) == text
 
 
-def test_a_value_of_an_unknown_kind_is_refused() -> None:
+def test_undo_of_a_value_that_cannot_be_written_as_sql_is_refused() -> None:
     with pytest.raises(LakeError, match="cannot be written as SQL"):
         value_text({}, INT)
 
 
-def test_where_conditions_match_only_exactly_equal_values() -> None:
+def test_where_conditions_of_an_undo_match_only_exactly_equal_values() -> None:
     assert equals("a", None, pa.int32()) == 'pg_catalog.num_nulls("a") = 1'
     assert equals("a", "5", pa.int32()) == "\"a\" = '5'"
     assert equals("a", "-0.0", pa.float64()).endswith("= '-0' COLLATE pg_catalog.\"C\"")
@@ -310,7 +314,7 @@ def test_undo_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
         at.lake.undo(NAME, 100, xid=5)
 
 
-def test_undo_is_refused_if_the_table_has_other_columns_now(tmp_path: Path) -> None:
+def test_undo_is_refused_if_the_columns_of_the_table_have_changed(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1"}])
     at.turn(200, (DELETE, {"id": "1"}))
     at.alter(replace(T, columns=(*T.columns, Column(6, "more", TEXT))))
@@ -318,7 +322,7 @@ def test_undo_is_refused_if_the_table_has_other_columns_now(tmp_path: Path) -> N
         at.lake.undo(NAME, 100)
 
 
-def test_composite_keys_are_compared_as_text(tmp_path: Path) -> None:
+def test_undo_compares_keys_of_composite_types_as_text(tmp_path: Path) -> None:
     """PostgreSQL cannot compare a composite value with a literal."""
     place = PgType(20000, "place", family="c")
     columns = tuple(
@@ -330,7 +334,7 @@ def test_composite_keys_are_compared_as_text(tmp_path: Path) -> None:
     assert "\"id\" = '1' AND " + equals("v", "(,)", pa.string()) in insert
 
 
-def test_generated_columns_are_not_written(tmp_path: Path) -> None:
+def test_undo_does_not_write_generated_columns(tmp_path: Path) -> None:
     columns = tuple(replace(column, generated="s") if column.name == "v" else column for column in T.columns)
     at = OneTable(tmp_path, [{"id": "1", "v": "x"}], replace(T, columns=columns))
     at.turn(200, (DELETE, {"id": "1"}))
@@ -338,7 +342,7 @@ def test_generated_columns_are_not_written(tmp_path: Path) -> None:
     assert '"v"' not in insert
 
 
-# The changes between two points are read in order. If some are missing, an error reports this gap ---
+# The single changes between two points. If the feed lacks some of them, an error reports the gap -----
 
 
 def taken(at: OneTable, after: int, upto: int | None = None) -> list[tuple[str, int, int]]:
@@ -355,27 +359,27 @@ def at(tmp_path: Path) -> OneTable:
     return at
 
 
-def test_each_change_between_two_points_is_returned_once_and_in_order(at: OneTable) -> None:
+def test_changes_returns_each_change_between_two_points_once_and_in_order(at: OneTable) -> None:
     assert taken(at, 100, 200) == [("update_postimage", 199, 1), ("insert", 199, 2)]
     assert taken(at, 200) == [("insert", 299, 3)]
     assert taken(at, 100) == taken(at, 100, 200) + taken(at, 200)
     assert taken(at, 300) == []
 
 
-def test_changes_that_no_point_lists_yet_are_left_out(at: OneTable) -> None:
+def test_changes_omits_changes_above_the_newest_point(at: OneTable) -> None:
     at.turn(400, (DELETE, {"id": "3"}), publish=False)
     assert taken(at, 200) == [("insert", 299, 3)]
     at.publish(400)
     assert taken(at, 300) == [("delete", 399, 3)]
 
 
-def test_columns_that_were_not_sent_are_named(at: OneTable) -> None:
+def test_changes_names_the_columns_whose_values_were_not_sent(at: OneTable) -> None:
     at.turn(400, (UPDATE, {"id": "1", "_pgcdc_unchanged": [2, 5]}), (UPDATE, {"id": "2"}), (DELETE, {"id": "3"}))
     (part,) = at.lake.at().changes(NAME, 300)
     assert part["_pgcdc_unchanged"].to_pylist() == [["v", "tags"], None, None]
 
 
-def test_a_table_without_changes_since_its_copy_has_none(tmp_path: Path) -> None:
+def test_changes_of_a_table_without_changes_since_its_copy_are_empty(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1"}])
     at.publish(200)
     assert taken(at, 100) == []
@@ -383,14 +387,14 @@ def test_a_table_without_changes_since_its_copy_has_none(tmp_path: Path) -> None
         taken(at, 99)
 
 
-def test_changes_that_retention_removed_are_a_gap(at: OneTable) -> None:
+def test_changes_reports_a_gap_if_retention_has_deleted_some_changes(at: OneTable) -> None:
     assert at.feeds.open(T).forget(Lsn(250)) == 1
     assert taken(at, 250) == [("insert", 299, 3)]
     with pytest.raises(FeedGap, match=r"lacks the changes between 0/C8 and 0/FA.*read the whole mirror"):
         taken(at, 200)
 
 
-def test_a_new_copy_that_the_feed_does_not_reach_is_a_gap(at: OneTable) -> None:
+def test_changes_reports_a_gap_if_the_feed_ends_below_the_lsn_of_a_new_copy(at: OneTable) -> None:
     """The feed has no changes between its end and the copy."""
     mirror = at.lake.at().table_at(NAME).mirror
     positions = {**mirror.positions, f"{OWNER.app_id()}/snapshot/public/t": 350}
@@ -402,7 +406,7 @@ def test_a_new_copy_that_the_feed_does_not_reach_is_a_gap(at: OneTable) -> None:
     feed.require(Lsn(350))
 
 
-def test_a_feed_that_is_derived_again_is_a_gap(at: OneTable) -> None:
+def test_changes_reports_a_gap_while_the_feed_is_being_derived_again(at: OneTable) -> None:
     """A run died between the two commits that begin a feed for another structure of the table."""
     feed = at.feeds.open(T)
     feed._write(feed._delta.files if feed._delta else (), [], LsnRange(Lsn(0), Lsn(0)))
@@ -411,7 +415,7 @@ def test_a_feed_that_is_derived_again_is_a_gap(at: OneTable) -> None:
     assert taken(at, 300) == []
 
 
-def test_compaction_and_sweep_of_the_feed_do_not_change_the_result(tmp_path: Path) -> None:
+def test_compaction_and_sweep_of_the_feed_do_not_alter_its_changes(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "0"}])
     for number in range(1, 10):
         at.turn(100 + 10 * number, (INSERT, {"id": str(number)}))
@@ -423,7 +427,9 @@ def test_compaction_and_sweep_of_the_feed_do_not_change_the_result(tmp_path: Pat
     assert taken(at, 120) == before
 
 
-def test_a_large_transaction_comes_in_parts_of_bounded_size(at: OneTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_returns_a_large_transaction_in_parts_of_bounded_size(
+    at: OneTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The transaction is in several files of the feed, and the rows in a file are not sorted."""
     schema, files = feed_schema(T), []
     for first in (1, 0):

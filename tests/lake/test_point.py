@@ -74,7 +74,7 @@ def test_each_reader_works_in_an_object_store(lake_in_bucket: Lake) -> None:
     assert rows(at.arrow(ORDERS, ["id"], pc.field("id") >= 4)) == [{"id": 4}, {"id": 6}]
 
 
-def test_arrow_gives_the_chosen_columns_in_their_order(lake: Lake) -> None:
+def test_arrow_returns_the_requested_columns_in_their_order(lake: Lake) -> None:
     found = lake.at().arrow(ORDERS, ["full name", "id"])
     assert found.column_names == ["full name", "id"]
     assert found.schema.field("id").metadata is None
@@ -99,7 +99,9 @@ def test_arrow_gives_the_chosen_columns_in_their_order(lake: Lake) -> None:
     ],
     ids=str,
 )
-def test_a_filter_gives_the_rows_for_which_it_is_true(lake: Lake, filter: pc.Expression, ids: list[int]) -> None:
+def test_filter_returns_exactly_the_rows_for_which_it_is_true(
+    lake: Lake, filter: pc.Expression, ids: list[int]
+) -> None:
     assert [row["id"] for row in rows(lake.at().arrow(ORDERS, ["id"], filter))] == ids
 
 
@@ -141,14 +143,14 @@ def test_sql_reads_all_tables_at_one_lsn(lake: Lake, query: str, expected: list[
     assert lake.at().sql(query).columns[0].to_pylist() == expected
 
 
-def test_schemas_may_have_names_that_duckdb_uses_itself(tmp_path: Path) -> None:
+def test_sql_reads_schemas_whose_names_duckdb_uses_itself(tmp_path: Path) -> None:
     schemas = "memory", "temp", "main", "system", "order"
     written_tables(Location.of(tmp_path), {TableName(schema, "t"): pa.table({"name": [schema]}) for schema in schemas})
     at = Lake(tmp_path).at()
     assert [at.sql(f'FROM memory."{schema}".t')["name"][0].as_py() for schema in schemas] == [*schemas]
 
 
-def test_a_name_without_a_schema_is_a_table_of_public(tmp_path: Path) -> None:
+def test_table_name_without_a_schema_in_sql_means_schema_public(tmp_path: Path) -> None:
     """This also holds if a schema has a name that DuckDB uses itself, like ``main``."""
     schemas = "main", "public"
     written_tables(Location.of(tmp_path), {TableName(schema, "t"): pa.table({"name": [schema]}) for schema in schemas})
@@ -169,7 +171,7 @@ def test_sql_does_not_read_variables_of_the_program(lake: Lake) -> None:
     assert lake.at().duckdb().sql("FROM mirrors JOIN orders USING (id)").fetchall() == [], mirrors
 
 
-def test_sql_takes_parameters(lake: Lake) -> None:
+def test_sql_query_may_have_parameters(lake: Lake) -> None:
     assert lake.at().sql("SELECT id FROM orders WHERE id < ?", [3]).to_pylist() == [{"id": 2}]
     assert lake.at().sql("SELECT id FROM orders WHERE id < $most", {"most": 3}).to_pylist() == [{"id": 2}]
 
@@ -184,7 +186,7 @@ def test_polars_reads_only_the_columns_and_rows_that_it_needs(lake: Lake) -> Non
     assert orders.head(2).filter(pl.col("id") > 2).select("full name").collect().to_series().to_list() == ["name 3"]
 
 
-def test_a_mirror_that_cannot_be_read_is_named_by_each_reader(tmp_path: Path) -> None:
+def test_error_of_each_reader_names_the_mirror_that_cannot_be_read(tmp_path: Path) -> None:
     made(Location.of(tmp_path))
     at = Lake(tmp_path).at()
     for file in path_of(at._layout.mirror(ORDERS)).glob("part-*"):
@@ -201,13 +203,13 @@ def test_a_mirror_that_cannot_be_read_is_named_by_each_reader(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("read", [LakeAt.arrow, LakeAt.batches, LakeAt.polars, LakeAt.path])
-def test_an_unknown_table_is_named(lake: Lake, read: Callable[[LakeAt, str], Any]) -> None:
+def test_error_for_an_unknown_table_names_the_table(lake: Lake, read: Callable[[LakeAt, str], Any]) -> None:
     with pytest.raises(UnknownTable, match=r"table public\.ordrs: is not in the consistent point 0/200"):
         read(lake.at(), "ordrs")
 
 
 @pytest.mark.parametrize(("read", "package"), [(LakeAt.polars, "polars"), (LakeAt.sql, "duckdb")])
-def test_a_missing_package_is_named(
+def test_error_for_a_missing_package_names_the_package(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, read: Callable[[LakeAt, str], Any], package: str
 ) -> None:
     real = importlib.import_module
@@ -252,7 +254,7 @@ def test_a_session_made_by_delta_session_reads_mirrors(tmp_path: Path) -> None:
     assert b"datetime.datetime(1, 1, 1, 0, 0, tzinfo=" in done.stdout
 
 
-def test_compared_columns_are_all_columns_that_a_filter_names() -> None:
+def test_columns_of_a_filter_are_all_columns_that_it_compares() -> None:
     schema = pa.schema([(f"c{number}", pa.int64()) for number in range(100)])
     assert compared_columns((pc.field("c3") > 5) & ~(pc.field("c99") < pc.field("c7")), schema) == ["c3", "c7", "c99"]
     with pytest.raises(pa.ArrowInvalid, match="No match for FieldRef"):

@@ -1,4 +1,4 @@
-"""The snippets of docs/guides/read_mirrors.md run, and do what the page says."""
+"""The snippets and commands in docs/guides/read_mirrors.md work as the page says, including `pgcdc sql`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_commands_give_what_the_page_says(project: Path, capfd: pytest.CaptureFi
     assert [line[:20] for line in objects.splitlines()] == ['{"id":1,"name":"Ada"', '{"id":2,"name":"Grac']
 
 
-def test_a_query_runs_at_an_lsn_or_a_time(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pgcdc_sql_reads_at_an_lsn_or_a_time(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     at = Lake("lake").at()
     for place in (str(at.lsn), datetime.now(UTC).isoformat(), datetime.now().isoformat()):
         assert _output(["pgcdc", "sql", "SELECT 1 FROM orders LIMIT 1;", "--format", "csv", "--at", place], capfd)
@@ -98,7 +98,7 @@ def test_a_query_runs_at_an_lsn_or_a_time(project: Path, capfd: pytest.CaptureFi
         assert said in capfd.readouterr().err
 
 
-def test_a_value_in_an_error_has_no_control_sequence(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_error_of_pgcdc_sql_contains_no_control_sequence(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["sql", "SELECT (chr(27) || '[31mred')::int FROM orders"]) == 2
     told = capfd.readouterr().err
     assert "red" in told
@@ -106,7 +106,7 @@ def test_a_value_in_an_error_has_no_control_sequence(project: Path, capfd: pytes
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
-def test_a_value_on_a_terminal_has_no_control_sequence(
+def test_pgcdc_sql_prints_no_control_sequence_on_a_terminal(
     form: str, project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -115,7 +115,7 @@ def test_a_value_on_a_terminal_has_no_control_sequence(
     assert "\x1b" not in shown
 
 
-def test_a_json_log_line_of_a_failed_query_contains_no_value_of_a_row(
+def test_json_log_line_of_a_failed_query_contains_no_value_of_a_row(
     project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(logs.VARIABLE, logs.JSON)
@@ -130,7 +130,7 @@ def test_a_json_log_line_of_a_failed_query_contains_no_value_of_a_row(
     assert "Table with name ordrs does not exist" in told[2]
 
 
-def test_the_program_that_reads_the_output_may_close_it_early(project: Path) -> None:
+def test_pgcdc_sql_prints_no_traceback_if_its_output_is_closed_early(project: Path) -> None:
     code = "from pgcdc_assets.cli.main import main; main()"
     command = [sys.executable, "-c", code, "sql", "FROM range(300000)", "--format", "csv"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -1,5 +1,5 @@
-"""The metrics that a scrape returns. The alarm rules, the board and docs/reference/metrics.md name only metrics that
-exist."""
+"""The metrics that a scrape returns. The alarm rules, the board (a dashboard for Grafana) and docs/reference/metrics.md
+name only metrics that exist. A *reading* reads the source or the lake for the next scrape."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_page_names_no_metric_that_does_not_exist() -> None:
     assert {_SUFFIX.sub("", name) for name in names(PAGE.read_text())} <= FAMILIES.keys()
 
 
-def test_values_of_a_lake_in_use() -> None:
+def test_metrics_have_the_values_of_source_and_lake() -> None:
     found = samples(exposed(metrics_of(source(), full_lake())))
     assert found["pgcdc_ready", ()] == 1
     assert found["pgcdc_slot_retained_bytes", ()] == 500
@@ -87,7 +87,7 @@ def test_values_of_a_lake_in_use() -> None:
     assert found["pgcdc_turn_seconds_bucket", ("+Inf", "apply")] == 0
 
 
-def test_without_source_the_lake_is_shown() -> None:
+def test_without_source_the_metrics_of_the_lake_remain() -> None:
     found = samples(exposed(metrics_of(None, full_lake())))
     assert {labels[0]: value for (name, labels), value in found.items() if name == "pgcdc_up"} == {
         "source": 0, "slot": 0, "lake": 1, "log": 1}  # fmt: skip
@@ -96,7 +96,7 @@ def test_without_source_the_lake_is_shown() -> None:
     assert not [name for name, _ in found if name.startswith(("pgcdc_slot_", "pgcdc_lag_"))]
 
 
-def test_without_lake_the_slot_is_shown() -> None:
+def test_without_lake_the_metrics_of_the_slot_remain() -> None:
     found = samples(exposed(metrics_of(source(1000), None)))
     assert {labels[0]: value for (name, labels), value in found.items() if name == "pgcdc_up"} == {
         "source": 1, "slot": 1, "lake": 0, "log": 0}  # fmt: skip
@@ -105,18 +105,18 @@ def test_without_lake_the_slot_is_shown() -> None:
     assert ("pgcdc_lag_bytes", ("publish",)) not in found
 
 
-def test_without_slot_there_is_no_value_of_the_slot() -> None:
+def test_without_slot_there_is_no_metric_of_the_slot() -> None:
     found = samples(exposed(metrics_of(replace(source(), slot=None), lake())))
     assert (found["pgcdc_up", ("source",)], found["pgcdc_up", ("slot",)], found["pgcdc_ready", ()]) == (1, 0, 0)
     assert not [name for name, _ in found if name in ("pgcdc_slot_active", "pgcdc_slot_wal_status")]
 
 
-def test_memory_of_a_receiver_that_is_dead_is_not_shown() -> None:
+def test_memory_of_a_dead_receiver_is_not_exposed() -> None:
     found = samples(exposed(metrics_of(source(), lake(at_work=None))))
     assert ("pgcdc_receiver_resident_bytes", ()) not in found
 
 
-def test_number_of_tables_with_series_is_limited_and_tables_set_aside_come_first(
+def test_only_a_limited_number_of_tables_have_metrics_and_tables_set_aside_come_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(families, "TABLES", 2)
@@ -129,7 +129,7 @@ def test_number_of_tables_with_series_is_limited_and_tables_set_aside_come_first
     assert found["pgcdc_tables", ("streaming",)] == 4
 
 
-def test_labels_name_source_and_slot_and_no_secret() -> None:
+def test_labels_of_metrics_name_source_and_slot_but_no_secret() -> None:
     text = exposed(metrics_of(source(), full_lake()))
     assert "hunter2" not in text
     series = [line for line in text.splitlines() if not line.startswith("#")]
@@ -152,7 +152,7 @@ def value(part: Part[int], seconds: float = 5) -> int | None:
     return part.value(time.monotonic() + seconds)
 
 
-def test_a_reading_that_hangs_delays_no_scrape_and_is_started_once(gate: threading.Event) -> None:
+def test_reading_that_hangs_delays_no_scrape_and_is_started_only_once(gate: threading.Event) -> None:
     began: list[int] = []
 
     def hang() -> int:
@@ -168,7 +168,7 @@ def test_a_reading_that_hangs_delays_no_scrape_and_is_started_once(gate: threadi
     assert value(part) == 7
 
 
-def test_during_a_slow_reading_the_last_value_is_shown_up_to_an_age_limit(
+def test_during_a_slow_reading_a_scrape_returns_the_last_value_up_to_an_age_limit(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter([1, 2])
@@ -187,7 +187,7 @@ def test_during_a_slow_reading_the_last_value_is_shown_up_to_an_age_limit(
     assert value(part, 0.05) is None
 
 
-def test_a_fresh_reading_is_used_again() -> None:
+def test_scrape_uses_a_fresh_reading_again() -> None:
     answers = iter([1, 2])
     part = Part("source", lambda: next(answers))
     assert [value(part), value(part)] == [1, 1]
@@ -209,7 +209,7 @@ def test_the_text_of_a_failed_reading_is_shown_only_if_it_is_an_error_of_pgcdc()
     wait_for(lambda: not [one for one in threading.enumerate() if one.name == "read-source"], what="the end")
 
 
-def test_sizes_of_mirrors_are_read_a_few_at_a_time_and_only_for_new_versions(tmp_path: Path) -> None:
+def test_each_scrape_reads_the_sizes_of_only_a_few_mirrors_and_only_of_new_versions(tmp_path: Path) -> None:
     rows = pa.table({"id": range(100)})
     layout = written_tables(Location.of(tmp_path / "lake"), {TableName("public", name): rows for name in "abc"})
     reader, versions = LakeReader(Settings(lake=tmp_path / "lake")), Lake(layout.root).at().versions
@@ -236,7 +236,7 @@ def family(name: str) -> str:
 
 
 @pytest.mark.parametrize("expressions", [list(ALARMS.values()), list(board_expressions())], ids=["alarms", "board"])
-def test_expressions_name_metrics_and_labels_that_exist(expressions: list[str]) -> None:
+def test_expressions_of_alarms_and_board_name_existing_metrics_and_labels(expressions: list[str]) -> None:
     assert {family(name) for text in expressions for name in names(text)} <= FAMILIES.keys()
     for text in expressions:
         for name, matchers in re.findall(r"(pgcdc_\w+)\{([^}]*)\}", text):

@@ -1,4 +1,5 @@
-"""Whether replication makes progress. This depends only on its LSNs, and not on whether a connection exists."""
+"""Whether replication is *ready*: it makes progress, or has nothing to do. This depends only on LSNs, and not on
+whether a connection exists."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_replication_of_an_idle_source_is_ready_without_any_progress(scraper: Sc
         assert reasons == []
 
 
-def test_a_busy_source_whose_wal_is_received_has_no_lag_in_seconds(scraper: Scraper) -> None:
+def test_lag_in_seconds_is_zero_while_a_busy_sources_wal_is_received(scraper: Scraper) -> None:
     """Each scrape sees a few bytes that were not received yet."""
     for number in range(10):
         at = 1000 + 500 * number
@@ -84,7 +85,7 @@ def test_replication_is_not_ready_at_the_first_scrape_if_the_sync_is_dead(scrape
     assert reasons == ["no WAL was received for 7200 s, although the source has 1000 more bytes of it"]
 
 
-def test_between_two_runs_the_lag_starts_when_new_wal_is_written(scraper: Scraper) -> None:
+def test_lag_between_two_runs_starts_when_the_source_writes_new_wal(scraper: Scraper) -> None:
     between = source(1000, active=False)
     for _ in range(3):
         lags, _ = scraper.scrape(between, lake(ago=7200))
@@ -93,7 +94,7 @@ def test_between_two_runs_the_lag_starts_when_new_wal_is_written(scraper: Scrape
     assert (lags.receive, reasons) == (StageLag(100, 0), [])
 
 
-def test_wal_without_changes_for_the_log_counts_as_received(scraper: Scraper) -> None:
+def test_wal_without_published_changes_counts_as_received(scraper: Scraper) -> None:
     for number in range(10):
         at = 1000 + 500 * number
         lags, reasons = scraper.scrape(source(at), lake(1000, 1000, complete=at))
@@ -148,13 +149,13 @@ def test_without_slot_or_point_replication_is_not_ready(
     assert reason in scraper.scrape(of_source, of_lake)[1]
 
 
-def test_lags_need_the_source(scraper: Scraper) -> None:
+def test_lags_are_unknown_if_the_source_cannot_be_read(scraper: Scraper) -> None:
     assert scraper.scrape(None, lake())[0] == Lags()
     only = scraper.scrape(source(), None)[0]
     assert (only.receive, only.publish) == (StageLag(100, 0), None), "what was confirmed to the slot"
 
 
-def test_positions_of_a_long_outage_take_bounded_memory(scraper: Scraper) -> None:
+def test_metrics_need_bounded_memory_during_a_long_outage(scraper: Scraper) -> None:
     for number in range(5000):
         lags, _ = scraper.scrape(source(2000 + number), lake(now=NOW + timedelta(0)))
     assert len(scraper.movement._samples) <= 2001

@@ -103,4 +103,4 @@ override("deleted_rows_are_read", "pgcdc_assets.lake.scan:MirrorScan._read",
 override("bounds_exclude_null", "pgcdc_assets.lake.scan:_known",
     lambda original: with_instead(original, "(column >= low) | column.is_null()", "column >= low"),
     rule="a filter skips no row group that may have a matching row",
-    test="tests/lake/test_point.py::test_a_filter_gives_the_rows_for_which_it_is_true")  # fmt: skip
+    test="tests/lake/test_point.py::test_filter_returns_exactly_the_rows_for_which_it_is_true")  # fmt: skip
