@@ -148,7 +148,7 @@ in_each_place = pytest.mark.parametrize(
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> Location | None:
-    """The bucket of the logs, or None for a folder."""
+    """The bucket in which the test stores its logs, or None if it stores them in a folder."""
     return request.getfixturevalue("bucket") if getattr(request, "param", "folder") == "bucket" else None
 
 

@@ -41,12 +41,12 @@ def watched(conn: SourceConnection, confirming: Confirmation) -> SourceConnectio
     """Changes this connection so that it calls ``confirming`` with the new LSN before it advances a slot."""
     execute = conn.execute
 
-    def telling(query: Any, params: Any = None, **more: Any) -> Any:
+    def executing(query: Any, params: Any = None, **more: Any) -> Any:
         if "pg_replication_slot_advance" in str(query):
             confirming(Lsn.parse(params[1]))
         return execute(query, params, **more)
 
-    conn.execute = telling  # type: ignore[method-assign]
+    conn.execute = executing  # type: ignore[method-assign]
     return conn
 
 
@@ -62,8 +62,9 @@ def receive_inside(
     patience: Patience = FOR_STREAMS, limits: RangeLimits = RANGE_LIMITS, plugin: PluginOptions = FIRST_VERSION,
     **options: Any,
 ) -> Lsn:  # fmt: skip
-    """Runs the receiver once, as the receiver's process would, up to the LSN ``until``, or without a goal. Calls
-    ``confirming`` with each LSN before it is confirmed. Returns the log's position at the end."""
+    """Runs the receiver once, as the receiver's process would. The run ends at the LSN ``until``; without ``until``, it
+    ends only when ``orders`` stops it. Calls ``confirming`` with each LSN before the LSN is confirmed. Returns the
+    log's position at the end."""
     log.open()
     identity, timeline, position = log.identity, log.timeline, log.position()
     conninfo = conninfo or source.database.conninfo

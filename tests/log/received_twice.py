@@ -214,9 +214,9 @@ def durable(twins: Twins, lsn: Lsn) -> None:
 
 
 def recorded(source: Source, log: ChangeLog, receiver: ReceiverProcess, lsn: Lsn) -> None:
-    """Marks ``lsn``, and waits until the log is complete up to this LSN and the LSN is confirmed. A mark orders the
-    receiver to complete the log up to an LSN. It is needed here because ``lsn`` may lie after WAL records of the server
-    itself, for which the server sends nothing."""
+    """Orders the receiver to complete the log up to ``lsn``, and waits until the receiver has confirmed this LSN.
+    Without the order, the receiver might stay below ``lsn``: the server's own WAL records may precede ``lsn``, and the
+    server sends nothing for them."""
     receiver.mark(lsn)
     until_event(receiver, "complete")
     eventually(lambda: source.confirmed(log) >= lsn)

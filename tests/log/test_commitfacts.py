@@ -98,7 +98,7 @@ def test_file_lists_only_the_aborted_subtransactions_in_its_range_of_xids(
     assert found == CommitFacts(1, 2, tuple(xid for xid in aborted if low <= xid <= high), {3: 4})
 
 
-def test_commit_facts_are_filled_into_the_rows() -> None:
+def test_rows_of_an_early_file_get_the_commit_facts_of_its_tags() -> None:
     """Readers fill the columns of an early file from its tags, and leave out the rows of subtransactions that were
     rolled back."""
     late = CommitFacts(Lsn(9), 1_000_000, (701, 702), {1: 11, 3: 1})
@@ -206,7 +206,7 @@ def test_early_files_are_found_by_the_commit_lsn_of_their_transaction(tmp_path: 
     assert {segment.file for segment in log.segments(first) if segment.commit_facts} == {late[0].file}
     assert not any(segment.commit_facts for segment in log.segments(LsnRange(Lsn(START + STEP), Lsn(START + 2 * STEP))))
     assert not any(segment.commit_facts for segment in log.segments(first, [3]))
-    assert sum(segment.rows for segment in late) == 9, "as they stand"
+    assert sum(segment.rows for segment in late) == 9, "rows of aborted subtransactions are included"
 
 
 def test_tags_of_a_file_list_only_aborted_subtransactions_with_rows_in_the_file(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def _retag(log: ChangeLog, old: str, new: str) -> None:
         "no rollbacks", "other rollbacks", "other shapes", "no shapes",
     ],
 )  # fmt: skip
-def test_wrong_tag_is_detected(tmp_path: Path, old: str, new: str) -> None:
+def test_wrong_tag_of_an_early_file_is_detected(tmp_path: Path, old: str, new: str) -> None:
     _, log = twins(tmp_path, HISTORY)
     log.verify(whole(log))
     span = whole(log)
@@ -258,7 +258,7 @@ def test_wrong_tag_is_detected(tmp_path: Path, old: str, new: str) -> None:
         ChangeLog(log.layout).verify(span)
 
 
-def test_row_that_was_never_written_is_detected_as_missing(tmp_path: Path) -> None:
+def test_row_that_an_early_file_lacks_is_detected(tmp_path: Path) -> None:
     """The file and its checksum are valid. Only the count in the batch's summary shows that a row is missing."""
     twin = Twin(tmp_path, early=True)
     put, lost = twin._put, []

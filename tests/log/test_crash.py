@@ -118,7 +118,7 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.long
-def test_full_disk_is_reported_with_its_folder(source: Source) -> None:
+def test_receivers_error_for_a_full_disk_names_the_folder_of_the_log(source: Source) -> None:
     """The error contains the folder and the system's message. A limit on the file size acts like a full disk."""
     log = source.log()
     receiver = source.receiver(log)
@@ -230,7 +230,7 @@ def test_receiver_waits_for_a_walsender_that_is_decoding(
 
     die = after(0.5, lambda receiver: path.die(new=True))
     receive_inside(source, log, None, lambda lsn: None, conninfo=path.conninfo, patience=SHORT, orders=orders)
-    assert looked[:2] == [False, False], "a walsender that waits for us is not at work"
+    assert looked[:2] == [False, False], "a walsender that waits for the receiver does not count as busy"
 
 
 # A receiver announces its transactions in progress to other processes as long as it runs ------------
@@ -242,8 +242,8 @@ def layout_of(log: ChangeLog) -> Layout:
     return Layout.of(log.path.parent.parent)
 
 
-def told(log: ChangeLog) -> tuple[int, int] | None:
-    """The number of transactions in progress, and the xid of the oldest one."""
+def in_announcement(log: ChangeLog) -> tuple[int, int] | None:
+    """The announced number of transactions in progress, and the announced xid of the oldest transaction."""
     found = announced(layout_of(log))
     return None if found is None else (found.number, found.xid)
 
@@ -263,49 +263,49 @@ def test_transaction_in_progress_is_announced_until_it_ends(source: Source) -> N
     little_memory(source)
     log = source.log()
     until_event(source.receiver(log, drain_bytes=1 << 40), "started")
-    assert told(log) is None
+    assert in_announcement(log) is None
     start = source.lsn()
     with ExitStack() as stack:
         first, oldest = stack.enter_context(open_transaction(source, 0))
-        eventually(lambda: told(log) == (1, oldest))
+        eventually(lambda: in_announcement(log) == (1, oldest))
         found = announced(layout_of(log))
         assert found is not None
         assert start <= found.lsn <= source.lsn()
         assert timedelta(0) <= found.age < timedelta(minutes=1)
         second, younger = stack.enter_context(open_transaction(source, 10_000))
-        eventually(lambda: told(log) == (2, oldest))
+        eventually(lambda: in_announcement(log) == (2, oldest))
         first.execute("ROLLBACK")
-        eventually(lambda: told(log) == (1, younger))
+        eventually(lambda: in_announcement(log) == (1, younger))
         second.execute(many(20_000).encode())
         eventually(lambda: (now := announced(layout_of(log))) is not None and now.bytes > 1_300_000)
         second.execute("COMMIT")
-        eventually(lambda: told(log) is None)
+        eventually(lambda: in_announcement(log) is None)
         assert source.running[0].alive
 
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["killed", "stopped"])
-def test_announcement_of_a_dead_receiver_is_not_shown(source: Source, way: str) -> None:
+def test_announcement_of_a_receiver_that_has_ended_is_ignored(source: Source, way: str) -> None:
     little_memory(source)
     log = source.log()
     receiver = source.receiver(log, drain_bytes=1 << 40)
     until_event(receiver, "started")
     with open_transaction(source, 0) as (_, xid):
-        eventually(lambda: told(log) == (1, xid))
+        eventually(lambda: in_announcement(log) == (1, xid))
         text = path_of(layout_of(log).in_progress)
         if way == "killed":
             assert receiver.pid is not None
             os.kill(receiver.pid, signal.SIGKILL)
             receiver.join(10)
-            assert Announcement.from_line(text.read_text()) is not None, "what it said last is still there"
+            assert Announcement.from_line(text.read_text()) is not None, "the file has the last announcement"
         else:
             receiver.stop()
             assert text.read_text() == ""
-        assert told(log) is None
+        assert in_announcement(log) is None
 
 
-def test_incomplete_announcement_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_announcement_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progressfile, "_PAUSE_SECONDS", 0)
     line = SAID.to_line()
     assert Announcement.from_line(line) == SAID
@@ -324,8 +324,8 @@ def test_incomplete_announcement_is_not_read(tmp_path: Path, monkeypatch: pytest
 def test_receiver_continues_if_its_announcement_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is full, or an earlier receiver still holds the file of the announcement, for up to a second after its
-    run."""
+    """Two causes: the disk is full, or an earlier receiver, which has just ended, still holds the announcement's
+    file."""
     monkeypatch.setattr(progressfile, "ANNOUNCE_SECONDS", 0)
     layout, open_ = Layout.of(tmp_path), TransactionsInProgress()
     open_.start(StreamStart(771, True), Lsn(8), 0.0)

@@ -278,7 +278,9 @@ def test_drain_waits_a_limited_time_for_a_session_that_holds_the_slot(source: So
                 receive_inside(source, log, end, lambda lsn: None, drain_bytes=1, limits=limits, orders=hold)
 
 
-def test_server_error_is_raised_as_source_failed(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_error_during_a_drain_is_raised_as_source_failed(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(PluginOptions, "whole", PluginOptions(proto_version=99))
     log = source.log("drained")
     with pytest.raises(SourceFailed, match="proto_version=99"):

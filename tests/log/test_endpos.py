@@ -1,5 +1,5 @@
 """Tests the case table of endpos (docs/explanation/lsns.md) on a real server: where a run ends, and that the next run
-loses nothing."""
+loses nothing. The endpos of a run is called its goal here."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = in_each_place
 
 @dataclass
 class Stream:
-    """Three transactions in the source. A second log, the scout, has received them, so that the test knows their
-    LSNs."""
+    """Three transactions in the source. A second log (``scout``) has already received them, so that the test knows
+    their LSNs."""
 
     source: Source
     log: ChangeLog
@@ -140,8 +140,8 @@ def test_receiver_waits_until_the_source_reaches_a_goal_above_its_position(sourc
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
     until_event(receiver, "batch")
-    # A run whose goal is in existing WAL would end during this wait: it waits only for three times wal_writer_delay (50
-    # ms here).
+    # If the goal were in existing WAL, the run would end during this sleep: such a run waits only for three times
+    # wal_writer_delay (50 ms here).
     time.sleep(0.8)
     assert not any(event.name == "arrived" for event in receiver.events(0))
     source.run("INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 10000) g")
@@ -150,7 +150,7 @@ def test_receiver_waits_until_the_source_reaches_a_goal_above_its_position(sourc
     assert log.position() <= goal
 
 
-def test_goal_may_be_any_byte_and_a_second_run_to_it_stores_nothing(stream: Stream) -> None:
+def test_run_may_end_at_any_byte_of_wal_and_a_second_run_to_the_same_lsn_stores_nothing(stream: Stream) -> None:
     """The test uses goals at random bytes of the WAL."""
     (first, _), (_, last) = stream.commits[0], stream.commits[-1]
     chance = random.Random(5)

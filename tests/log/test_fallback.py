@@ -103,7 +103,7 @@ def walsender(twins: Twins) -> Any:
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_transaction_whose_messages_may_be_rolled_back_is_received_unstreamed(twins: Twins) -> None:
+def test_transaction_is_received_unstreamed_if_its_logical_message_may_be_rolled_back(twins: Twins) -> None:
     """The protocol does not say to which subtransaction a logical message of a streamed transaction belongs."""
     source, receiver = twins.source, twins.start()
     pid = walsender(twins)

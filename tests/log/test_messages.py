@@ -16,7 +16,7 @@ BETWEEN = "SELECT pg_logical_emit_message(false, '{}', 'between')"
 INSIDE = "SELECT pg_logical_emit_message(true, '{}', 'inside')"
 
 
-def told(log: ChangeLog) -> list[str]:
+def stored_prefixes(log: ChangeLog) -> list[str]:
     """The prefixes of the messages in the log, in the order of their records."""
     found = [(row["lsn"], decode(row["payload"])) for row in rows(log, "kind = 'M'")]
     return [
@@ -36,7 +36,7 @@ def test_only_messages_with_chosen_prefixes_get_rows_in_the_log(source: Source) 
         source.transaction(INSIDE.format(prefix), "INSERT INTO a VALUES (1, 'x')", "DELETE FROM a")
     end = source.lsn()
     source.receive(log, end, messages=["app", "outbox.*", "-*.debug"])
-    assert told(log) == 3 * ["app"] + 3 * ["outbox.orders"]
+    assert stored_prefixes(log) == 3 * ["app"] + 3 * ["outbox.orders"]
     # A transaction with only excluded messages is empty. In any other transaction, excluded messages get no ordinal.
     assert sum(row["kind"] == "C" for row in rows(log)) == 2 + 4
     assert sorted(row["tx_ordinal"] for row in rows(log, "kind = 'D'")) == [1, 1, 2, 2]
@@ -44,7 +44,7 @@ def test_only_messages_with_chosen_prefixes_get_rows_in_the_log(source: Source) 
 
 
 def test_each_message_is_stored_once_wherever_a_run_ends(source: Source) -> None:
-    """The goals are at the end of the message's record, below the record, inside it, and above it."""
+    """The runs end at the end of the message's record, below the record, inside it, and above it."""
     log = source.log()
     expected = []
     for number, shift in enumerate([0, 1, -1, 8, -8, -60]):
@@ -53,9 +53,9 @@ def test_each_message_is_stored_once_wherever_a_run_ends(source: Source) -> None
         expected.append(prefix)
         source.run("INSERT INTO foreign_table VALUES (1, 'x')")
         source.receive(log, goal)
-        assert told(log) == (expected if shift >= 0 else expected[:-1])
+        assert stored_prefixes(log) == (expected if shift >= 0 else expected[:-1])
         source.receive(log, source.lsn())
-        assert told(log) == expected
+        assert stored_prefixes(log) == expected
     assert log.verify(_all(log))
 
 
@@ -66,12 +66,12 @@ def test_messages_that_a_slot_behind_the_log_resends_are_stored_once(source: Sou
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
     source.run(BETWEEN.format("one"), "INSERT INTO a VALUES (1, 'x')", INSIDE.format("two"), BETWEEN.format("three"))
     source.receive(log, source.lsn())
-    assert told(log) == ["one", "two", "three"]
+    assert stored_prefixes(log) == ["one", "two", "three"]
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [log.identity.slot])
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
     source.run(BETWEEN.format("four"))
     source.receive(log, source.lsn())
-    assert told(log) == ["one", "two", "three", "four"]
+    assert stored_prefixes(log) == ["one", "two", "three", "four"]
     assert log.verify(_all(log))
 
 
@@ -80,8 +80,8 @@ def test_messages_that_a_slot_behind_the_log_resends_are_stored_once(source: Sou
 def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
     source: Source, first: list[str], second: list[str]
 ) -> None:
-    """Repeated transactions are compared with the log. The comparison ignores messages that only the log has, and
-    messages that only the stream has."""
+    """If the server sends a transaction again, the receiver compares it with the log. The comparison ignores logical
+    messages that only one of the two has."""
     log = source.log()
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
@@ -90,14 +90,14 @@ def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
     while log.position() < ended:
         source.run("INSERT INTO foreign_table VALUES (1, 'x')")
         source.receive(log, source.lsn(), messages=first)
-    before = told(log)
+    before = stored_prefixes(log)
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [log.identity.slot])
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
     source.run(INSIDE.format("two"), INSIDE.format("one"), "INSERT INTO a VALUES (2, 'x')")
     source.receive(log, source.lsn(), messages=second)
     # If only the second setting includes a prefix, its messages below the log's position are not added.
     added = [prefix for prefix in ("two", "one") if second == ["*"] or prefix in second]
-    assert told(log) == before + added
+    assert stored_prefixes(log) == before + added
     assert [row["kind"] for row in rows(log, "kind = 'I'")] == ["I", "I"]
 
 
@@ -107,13 +107,13 @@ def test_message_is_stored_once_if_a_drain_range_ends_inside_it(source: Source) 
     for number in range(20):
         source.run(f"SELECT pg_logical_emit_message(false, 'm{number}', repeat('x', {number * 97}))")
     receive_inside(source, log, source.lsn(), lambda lsn: None, drain_bytes=1, limits=ranges_of(1000))
-    assert told(log) == [f"m{number}" for number in range(20)]
+    assert stored_prefixes(log) == [f"m{number}" for number in range(20)]
     assert log.verify(_all(log))
 
 
-def test_resend_check_does_not_require_a_transaction_that_has_only_messages(source: Source) -> None:
-    """The server sends the log's newest transaction again, if the slot is behind the log. If this transaction has only
-    logical messages, the server may leave it out, because the setting ``messages`` may have changed."""
+def test_log_is_not_refused_if_the_server_does_not_resend_a_transaction_of_messages(source: Source) -> None:
+    """If the slot is behind the log, the server must send the log's newest transaction again (ResendCheck). But it may
+    leave out a transaction that has only logical messages, because the setting ``messages`` may have changed."""
     log = source.log()
     confirmed = source.confirmed(log)
     source.run("INSERT INTO a VALUES (1, 'x')")

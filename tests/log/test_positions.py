@@ -57,7 +57,7 @@ def test_receiver_does_not_import_pandas(source: Source) -> None:
     receiver.stop()
 
 
-def test_position_past_unpublished_wal_is_recorded_and_then_confirmed(source: Source) -> None:
+def test_position_past_unpublished_wal_is_recorded_then_confirmed(source: Source) -> None:
     log = source.log()
     # With streaming, the server would also send the end of this transaction, which would then be a boundary.
     receiver = source.receiver(log, streaming=False)
@@ -211,7 +211,7 @@ def test_mark_inside_an_open_batch_ends_the_batch_at_once(source: Source) -> Non
 # In WAL without published changes, the receiver notes up to which LSN the log is complete -----------
 
 
-def test_log_is_noted_as_complete_past_wal_without_published_changes(source: Source) -> None:
+def test_receiver_notes_that_the_log_is_complete_past_wal_without_published_changes(source: Source) -> None:
     """The position in the log's Delta table stays the same. A commit moves it only after 16 MiB of such WAL."""
     log = source.log()
     receiver = source.receiver(log)
@@ -283,7 +283,7 @@ def _can_log_snapshots(source: Source) -> bool:
     return source.database.server.version >= 16
 
 
-# With a wal_sender_timeout of one second, the connection survives a slow parent, a slow receiver and a slow disk
+# With a wal_sender_timeout of one second, the connection survives a slow parent process, receiver or disk
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def short(source: Source) -> Iterator[None]:
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.long
-def test_connection_survives_a_parent_that_does_not_read(source: Source) -> None:
+def test_connection_survives_a_parent_process_that_does_not_read_reports(source: Source) -> None:
     """A driver that is busy with Spark does not read the receiver's reports from the pipe."""
     log, twin = source.log(), source.log("twin")
     settings = ReceiverSettings(source.database.conninfo, str(source.folder / "s"), (PUBLICATION,), 1 << 20, 0.02)
@@ -465,7 +465,7 @@ def test_writer_cannot_commit_after_a_new_leader_has_taken_the_lake(layout: Layo
     before = LogWriter(layout.change_log, WHO)
     before.commit(Lsn(100), Lsn(200), 1, [])
     shut_out(layout, 5)
-    assert ChangeLog(layout).position() == 200, "nothing that is durable is lost"
+    assert ChangeLog(layout).position() == 200, "the new leader keeps the durable position"
     with pytest.raises(LogConflict, match="another writer, because this process did not renew its lease"):
         before.commit(Lsn(200), Lsn(300), 1, [])
     with pytest.raises(LogConflict, match="another writer"):

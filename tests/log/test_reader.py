@@ -43,14 +43,14 @@ def test_position_of_a_new_log_is_its_start(log: ChangeLog) -> None:
     assert log.shapes(LsnRange(Lsn(0), Lsn(1 << 60))) == {}
 
 
-def test_missing_log_asks_for_setup(tmp_path: Path) -> None:
+def test_error_for_a_missing_log_advises_setup(tmp_path: Path) -> None:
     log = ChangeLog(Layout.of(tmp_path))
     assert not log.exists
     with pytest.raises(SetupNeeded):
         log.open()
 
 
-def test_log_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_log_of_another_format_version_is_refused(tmp_path: Path) -> None:
     layout = Layout.of(tmp_path)
     schema = Schema.from_arrow(LOG_SCHEMA)
     create_table(layout.change_log, schema, {FORMAT_PROPERTY: "2"}, {}, layout.root)
@@ -94,9 +94,7 @@ def test_batches_and_segments_are_found_by_lsn_range(log: ChangeLog) -> None:
     assert {shape.relation_id for shape in log.shapes(LsnRange(Lsn(210), Lsn(450))).values()} == {1, 2}
 
 
-def test_log_span_reads_its_batches_once_and_may_begin_and_end_inside_a_batch(
-    log: ChangeLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_span_reads_the_batches_of_its_lsn_range_only_once(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, _ = writer_of(log)
     for at, relation_id in ((200, 1), (300, 2), (400, 1)):
         writer.commit(frames_of(at, relation_id), [], Lsn(at + 50))
@@ -120,7 +118,7 @@ def test_log_span_reads_its_batches_once_and_may_begin_and_end_inside_a_batch(
     assert LogSpan(log, LsnRange(Lsn(250), Lsn(250))).batches == []
     assert read == [Lsn(210)]
     assert [batch.end for batch in part.part(LsnRange(START, Lsn(350))).batches] == [250, 350]
-    assert read == [Lsn(210), START], "it reaches beyond what was read"
+    assert read == [Lsn(210), START], "an LSN range that begins below the span is read from the log"
 
 
 def _first_file(log: ChangeLog) -> Path:
@@ -197,7 +195,7 @@ def test_file_that_was_changed_after_it_was_written_is_not_committed(
     assert log.position() == START
 
 
-def test_files_are_synced_before_the_commit_and_the_commit_before_it_is_reported(
+def test_commit_is_made_after_its_files_are_synced_and_reported_after_it_is_synced(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, _ = writer_of(log)

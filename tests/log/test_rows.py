@@ -68,7 +68,7 @@ def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> lis
     return found
 
 
-def _told(rows: Rows) -> list[tuple[Any, ...]]:
+def _tuples(rows: Rows) -> list[tuple[Any, ...]]:
     table = table_of(rows).cast(FILLED_SCHEMA)
     names = ("kind", "commit_lsn", "tx_ordinal", "xid", "relation_id", "schema_id", "origin", "payload", "lsn")
     return list(zip(*(table[name].to_pylist() for name in names), strict=True))
@@ -81,7 +81,7 @@ def test_rows_equal_the_rows_of_a_sequential_scan_for_any_cuts(transactions: lis
     relations = Relations()
     stream = build(transactions, relations)
     parts = _rows_in_parts(stream, cuts, relations)
-    assert [row for part in parts for row in _told(part)] == stream.expected
+    assert [row for part in parts for row in _tuples(part)] == stream.expected
 
 
 @pytest.mark.long
@@ -94,7 +94,7 @@ def test_joined_frames_equal_the_original_frames(transactions: list[Any], cuts: 
     whole = run_of(stream.frames, 0)
     runs = [whole.part(start, end) for start, end in itertools.pairwise(edges)]
     again = joined(runs)
-    assert _told(rows_of(again, None, relations)) == stream.expected
+    assert _tuples(rows_of(again, None, relations)) == stream.expected
     assert again.sequence.tolist() == list(range(len(stream.frames)))
 
 
@@ -107,7 +107,7 @@ def test_clustering_by_relation_keeps_all_rows_and_their_order_in_each_relation(
     rows = rows_of(run_of(stream.frames, 0), None, relations)
     alone, shared = clustered(rows)
     assert alone == []
-    assert _told(shared) == sorted(stream.expected, key=lambda row: -1 if row[4] is None else row[4])
+    assert _tuples(shared) == sorted(stream.expected, key=lambda row: -1 if row[4] is None else row[4])
     tally = tally_of(rows)
     assert tally.rows == len(stream.expected)
     assert tally.transactions == sum(row[0] == "C" for row in stream.expected)
@@ -147,7 +147,7 @@ def test_segment_round_trip(transactions: list[Any]) -> None:
         [begin(10, 1), stream_abort(2, 3), commit(10, 20)],
     ],
 )
-def test_frames_out_of_place_are_refused(payloads: list[bytes]) -> None:
+def test_message_that_the_protocol_does_not_allow_here_is_refused(payloads: list[bytes]) -> None:
     with pytest.raises(ProtocolError):
         located(run_of([frame(payload) for payload in payloads], 0), StreamPlace(), parallel=False)
 
@@ -161,12 +161,12 @@ def test_frames_out_of_place_are_refused(payloads: list[bytes]) -> None:
         [stream_abort(1, 2) + bytes(16)],
     ],
 )
-def test_wrong_lengths_are_refused(payloads: list[bytes]) -> None:
+def test_message_of_a_wrong_length_is_refused(payloads: list[bytes]) -> None:
     with pytest.raises(ProtocolError, match="wrong length"):
         located(run_of([frame(payload) for payload in payloads], 0), StreamPlace(), parallel=False)
 
 
-def test_stream_aborts_leave_no_rows() -> None:
+def test_stream_abort_of_an_unknown_transaction_makes_no_row() -> None:
     """PostgreSQL 18 sends Stream Aborts of transactions of which it has sent no block. The test has such messages
     alone, and before a transaction that is still open."""
     pending, alone = PendingBatch(), run_of([frame(stream_abort(7, 8))] * 3, 0)
@@ -185,7 +185,7 @@ def test_rows_without_an_earlier_relation_message_are_refused() -> None:
         rows_of(run, None, Relations())
 
 
-def test_unknown_frames_are_refused() -> None:
+def test_frame_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ProtocolError):
         run_of([b"x" * 40], 0)
 
@@ -278,7 +278,7 @@ def test_steady_commits_make_one_batch_per_batch_seconds(rig: Rig) -> None:
     assert len(rig.cuts) == seconds // SECONDS
 
 
-def test_full_batch_and_batch_with_a_requested_flush_end_at_once(rig: Rig) -> None:
+def test_batch_ends_at_once_if_it_is_full_or_a_flush_is_requested(rig: Rig) -> None:
     rig.transaction()
     assert rig.round() == 0
     rig.batches.flush()
@@ -339,7 +339,7 @@ def _in_parts(frames: list[bytes], cuts: list[int], wanted: MessageFilter) -> li
 @pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4), st.sampled_from([(), ("p",)]), st.booleans())
-def test_kept_frames_equal_the_frames_of_a_sequential_scan(
+def test_frames_that_the_filter_keeps_equal_the_frames_of_a_sequential_scan(
     transactions: list[Any], cuts: list[int], messages: tuple[str, ...], origins: bool
 ) -> None:
     frames = build(transactions, Relations()).frames
@@ -347,7 +347,7 @@ def test_kept_frames_equal_the_frames_of_a_sequential_scan(
     assert _in_parts(frames, cuts, wanted) == _walked(frames, wanted)
 
 
-def test_memory_of_kept_frames_contains_no_bytes_of_dropped_frames() -> None:
+def test_kept_frames_hold_no_bytes_of_dropped_frames_in_memory() -> None:
     frames = [frame(message(number, b"x" * 1000, transactional=False), number) for number in range(1, 100)]
     kept = MessageFilter(()).kept(run_of([*frames, frame(begin(500, 1)), *frames], 0), None)
     assert (len(kept), len(kept.raw)) == (1, kept.size)

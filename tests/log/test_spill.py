@@ -363,7 +363,8 @@ def test_relations_of_a_transaction_in_progress_apply_only_to_it_until_its_commi
 
 def test_commit_does_not_replace_a_relation_message_that_was_sent_later() -> None:
     """The first transaction released its lock by a rollback to a savepoint. Then a second transaction altered the
-    table, and the server sent a new Relation message. It still applies after the first transaction's commit."""
+    table, and the server sent a new Relation message. The new message still applies after the first transaction's
+    commit."""
     relations, overlay = Relations(), Overlay()
     overlay.see(*column("old"), 5)
     altered = relations.see(*column("altered"), FACTS, 7).schema_id
@@ -384,7 +385,7 @@ def test_relation_that_was_sent_last_is_used_after_two_commits() -> None:
 
 
 def test_repeated_relation_version_keeps_its_id() -> None:
-    """After a rollback, the server sends the earlier structure again, which gets its earlier id."""
+    """After a rollback, the server sends the table's earlier structure again, which gets its earlier id again."""
     overlay, relations = Overlay(), Relations()
     for sequence, name in enumerate(["c", "rolled back", "c"]):
         overlay.see(*column(name), 10 * sequence)
@@ -454,12 +455,13 @@ def test_file_lists_only_its_own_aborted_subtransactions(folder: SpillFolder) ->
         assert staged.tally.transactions == 0
 
 
-def test_file_with_only_aborted_rows_is_dropped(folder: SpillFolder) -> None:
+def test_file_that_has_only_rows_of_aborted_subtransactions_is_not_used(folder: SpillFolder) -> None:
     assert spilled(folder, 710, 711).at(end(709, 710, 711)) is None
 
 
-def test_first_and_last_transaction_of_a_tally_follow_commit_order() -> None:
-    """Transactions are added to the tally in any order, because some were streamed and some were not."""
+def test_first_and_last_transaction_of_a_batch_are_found_by_commit_order() -> None:
+    """A Tally counts the transactions of a batch. They are added in any order, because some were streamed and some were
+    not."""
     total = Tally()
     for lsn in (30, 10, 20):
         total.add(Tally(transactions=1, first=TransactionEnd(lsn, lsn, lsn), last=TransactionEnd(lsn + 5, lsn + 5, 0)))
@@ -491,7 +493,7 @@ def test_sizes_in_memory_and_in_files_are_counted(receiving: Receiving) -> None:
     assert receiving.content() == {3000: [row(1), row(2)]}
 
 
-def test_full_disk_is_reported_with_the_folder(
+def test_error_for_a_full_disk_names_the_folder(
     folder: SpillFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error of the Parquet writer does not name the file."""

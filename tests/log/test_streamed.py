@@ -1,5 +1,6 @@
 """Tests ``located``, which finds the transaction of each frame of a FrameRun with numpy. The reference is
-StreamDecoder, which reads one message after another. Both must agree, for any division of the stream into FrameRuns."""
+StreamDecoder, which reads one message after another. Both must find the same, however the stream is divided into
+FrameRuns."""
 
 from __future__ import annotations
 
@@ -162,7 +163,7 @@ def test_frames_are_assigned_to_transactions_as_by_the_reference(
 @settings(max_examples=300, deadline=None)
 @given(st.data(), CUTS, st.booleans())
 def test_frames_that_the_reference_refuses_are_refused(data: st.DataObject, cuts: list[int], parallel: bool) -> None:
-    """The messages are in any order. Both must refuse the same frame."""
+    """The messages are in any order. ``located`` and the reference must refuse the same frame."""
     anything: st.SearchStrategy[AnyMessage] = st.one_of(
         CHANGES, BETWEEN, st.sampled_from([ORIGIN, BEGIN, COMMIT, BEGIN_PREPARE, PREPARE, StreamStop()]),
         st.builds(StreamStart, XIDS, st.booleans()),
@@ -188,7 +189,9 @@ def test_frames_that_the_reference_refuses_are_refused(data: st.DataObject, cuts
 
 @settings(max_examples=100, deadline=None)
 @given(st.data(), CUTS)
-def test_stretches_cover_all_frames_and_each_has_one_transaction(data: st.DataObject, cuts: list[int]) -> None:
+def test_each_frame_is_in_one_stretch_and_each_stretch_has_one_transaction(
+    data: st.DataObject, cuts: list[int]
+) -> None:
     """A stretch consists of consecutive frames of the same transaction."""
     for part in _parts(data.draw(streams(parallel=True)), cuts, True):
         stretches = list(part.stretches())
@@ -215,25 +218,25 @@ def test_stretches_cover_all_frames_and_each_has_one_transaction(data: st.DataOb
         (b"x", True),
     ],
 )
-def test_wrong_lengths_and_letters_are_refused(payload: bytes, parallel: bool) -> None:
+def test_message_of_a_wrong_length_or_kind_is_refused(payload: bytes, parallel: bool) -> None:
     with pytest.raises(ProtocolError, match="wrong length, at LSN 0/5"):
         located(run_of([frame(payload, 5)], 0), StreamPlace(), parallel=parallel)
 
 
 @pytest.mark.parametrize("payload", [b"I", b"I\0\0\0", b"M\0\0\0\1", b"M\0\0\0\1\0" + bytes(14)])
-def test_a_message_without_its_xid_is_refused(payload: bytes) -> None:
+def test_message_of_a_block_that_lacks_its_xid_is_refused(payload: bytes) -> None:
     run = run_of([frame(b"S\0\0\0\7\1"), frame(payload, 5), frame(b"E")], 0)
     with pytest.raises(ProtocolError, match="at LSN 0/5"):
         located(run, StreamPlace(), parallel=True)
 
 
-def test_frames_outside_of_blocks_are_not_copied() -> None:
+def test_frame_run_without_blocks_is_returned_without_a_copy_of_its_bytes() -> None:
     run = run_of([frame(wire.message(of)) for of in (BEGIN, Insert(7, ("a",)), COMMIT)], 0)
     assert located(run, StreamPlace(), parallel=True).run is run
 
 
 def test_part_of_a_frame_run_keeps_only_its_own_bytes() -> None:
-    """Keepalives divide the bytes of one read into many FrameRuns. A FrameRun must not keep the bytes of all of them in
+    """Keepalives divide the bytes of one read into many FrameRuns. Each FrameRun must keep only its own bytes in
     memory."""
     block = [wire.message(StreamStart(7, True)), wire.within(wire.message(Insert(7, ("a",))), 8), b"E"]
     run = run_of([frame(payload) for payload in block * 100], 0)

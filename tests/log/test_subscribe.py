@@ -51,7 +51,7 @@ def test_log_ahead_of_the_source_is_refused(source: Source) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("system_identifier", "7007"), ("database_oid", 7007)])
-def test_source_of_another_identity_is_refused(source: Source, field: str, value: Any) -> None:
+def test_source_with_another_system_id_or_database_oid_is_refused(source: Source, field: str, value: Any) -> None:
     """A database with another name but the same OID is accepted, because it was renamed."""
     own = source.log().identity
     other = Identity(**{**own.__dict__, "database": "before", field: value})
@@ -66,7 +66,7 @@ def test_missing_slot_is_refused(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_slot_held_by_another_session_is_refused(source: Source) -> None:
+def test_slot_that_another_session_uses_is_refused(source: Source) -> None:
     log = source.log()
     with ReplicationConnection.open(source.database.conninfo, application_name="somebody else") as other:
         other.start(log.identity.slot, log.start, [PUBLICATION])
@@ -75,7 +75,7 @@ def test_slot_held_by_another_session_is_refused(source: Source) -> None:
 
 
 @pytest.mark.long
-def test_receiver_waits_for_a_slot_that_is_held_briefly(source: Source) -> None:
+def test_receiver_waits_for_a_slot_that_another_session_uses_briefly(source: Source) -> None:
     log = source.log()
     other = ReplicationConnection.open(source.database.conninfo)
     other.start(log.identity.slot, log.start, [PUBLICATION])

@@ -97,7 +97,7 @@ def test_prepared_transaction_may_end_after_a_restart(twins: Twins, how: str) ->
     assert files(twins) == []
 
 
-def test_several_prepared_transactions_may_be_open(twins: Twins) -> None:
+def test_several_prepared_transactions_may_be_open_at_the_same_time(twins: Twins) -> None:
     source = twins.source
     twins.start()
     for number in range(3):
@@ -143,7 +143,7 @@ def test_run_that_ends_between_prepare_and_commit_keeps_the_prepared_transaction
 
 
 @pytest.mark.long
-def test_lost_content_of_a_prepared_transaction_is_an_error(twins: Twins) -> None:
+def test_run_ends_with_an_error_if_the_content_of_a_prepared_transaction_is_lost(twins: Twins) -> None:
     """The log must never lack a transaction of the source without an error."""
     source = twins.source
     twins.start()
@@ -164,9 +164,9 @@ def test_lost_content_of_a_prepared_transaction_is_an_error(twins: Twins) -> Non
 @pytest.mark.parametrize(
     ("kind", "damaged"),
     [(".parquet", lambda content: content[:20]), (".json", lambda _: b""), (".json", lambda _: b"[1]")],
-    ids=["cut", "empty", "another"],
+    ids=["cut", "empty", "other JSON"],
 )
-def test_damaged_file_of_a_prepared_transaction_is_an_error(
+def test_run_ends_with_an_error_if_a_file_of_a_prepared_transaction_is_damaged(
     twins: Twins, kind: str, damaged: Callable[[bytes], bytes]
 ) -> None:
     source = twins.source
@@ -206,7 +206,7 @@ def test_slot_with_two_phase_is_not_drained(source: Source) -> None:
 
 @pytest.mark.long
 @pytest.mark.since(18, "two_phase of a slot can be changed")
-def test_kept_content_is_deleted_after_two_phase_is_switched_off(source: Source) -> None:
+def test_content_of_a_prepared_transaction_is_deleted_after_two_phase_is_switched_off(source: Source) -> None:
     """Without two_phase, the server sends the complete transaction at COMMIT PREPARED."""
     log = source.log(two_phase=True)
     receiver = source.receiver(log, two_phase=True)

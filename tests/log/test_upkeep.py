@@ -84,7 +84,9 @@ def test_compaction_changes_no_row(log: ChangeLog) -> None:
     assert compact(log, LsnRange(Lsn(100), Lsn(4050))) == 0
 
 
-def test_reading_by_relation_and_lsn_range_skips_files_after_a_compaction(log: ChangeLog, writer: BatchWriter) -> None:
+def test_reading_a_relation_or_lsn_range_of_a_compacted_log_skips_files_without_its_rows(
+    log: ChangeLog, writer: BatchWriter
+) -> None:
     _batch(writer, 9000, [2] * 3, size=OWN_FILE_BYTES)
     _batch(writer, 9900, [1])
     compact(log, LsnRange(Lsn(100), Lsn(6050)))
@@ -144,7 +146,9 @@ def test_compaction_commits_after_a_concurrent_batch(
     assert len(log.verify(LsnRange(Lsn(100), Lsn(8050)))) == BATCHES + 1
 
 
-def test_second_of_two_concurrent_compactions_is_refused(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_of_two_concurrent_compactions_of_the_same_files_is_refused(
+    log: ChangeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     span = LsnRange(Lsn(100), Lsn(6050))
     merge = upkeep._merged
 
@@ -180,7 +184,7 @@ def test_retention_at_an_lsn_inside_a_compacted_file_is_refused(log: ChangeLog) 
     assert (log.start, [batch.end for batch in log.batches(Lsn(0))]) == (4050, [5050, 6050])
 
 
-def test_sweep_deletes_removed_and_orphaned_files_except_young_ones(log: ChangeLog, writer: BatchWriter) -> None:
+def test_sweep_deletes_old_files_that_the_log_does_not_list(log: ChangeLog, writer: BatchWriter) -> None:
     before = set(path_of(log.path).glob("*.parquet"))
     compact(log, LsnRange(Lsn(100), Lsn(3050)))
     spilled = log.path / "_spill" / "x.parquet"

@@ -28,7 +28,7 @@ override("confirm_before_durable", "pgcdc_assets.log.receive.batches:Batches.cut
 override("fsync_is_skipped", "pgcdc_assets.store.localfiles:sync_file",
     lambda _: lambda path: None,
     rule="segments and commits are synced to disk before their position is reported",
-    test="tests/log/test_reader.py::test_files_are_synced_before_the_commit_and_the_commit_before_it_is_reported",
+    test="tests/log/test_reader.py::test_commit_is_made_after_its_files_are_synced_and_reported_after_it_is_synced",
 )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ override("prepared_transaction_is_not_stored", "pgcdc_assets.log.batch:BatchWrit
 override("idle_tables_keep_wal", "pgcdc_assets.log.receive.receiver:Receiver._keepalive",
     lambda original: without(original, "self._positions.reached("),
     rule="a keepalive's wal_end is a boundary, so the slot keeps no WAL while the published tables are idle",
-    test="tests/log/test_positions.py::test_position_past_unpublished_wal_is_recorded_and_then_confirmed")  # fmt: skip
+    test="tests/log/test_positions.py::test_position_past_unpublished_wal_is_recorded_then_confirmed")  # fmt: skip
 override("shutdown_waits_for_the_open_batch", "pgcdc_assets.log.receive.receiver:Receiver._keepalive",
     lambda original: without(original, "self._batches.flush()"),
     rule="a keepalive that requests a reply ends the open batch, so that the source can shut down",
@@ -180,7 +180,7 @@ override("log_ahead_is_accepted",
 override("another_system_is_followed", "pgcdc_assets.source.stream.subscribe:check_identity",
     lambda original: without(original, "raise IdentityMismatch"),
     rule="a log is continued only from the server and database with which it began",
-    test="tests/log/test_subscribe.py::test_source_of_another_identity_is_refused")  # fmt: skip
+    test="tests/log/test_subscribe.py::test_source_with_another_system_id_or_database_oid_is_refused")  # fmt: skip
 override("timelines_are_ignored", "pgcdc_assets.source.stream.subscribe:_check_timeline",
     lambda _: lambda stream, now, log_timeline, end: None,
     rule="a promoted standby is followed only if the log ends below the LSN of the promotion",
