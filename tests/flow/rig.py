@@ -99,7 +99,7 @@ def rig(database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: py
 
 @contextmanager
 def rig_of(database: Database, spark: SparkSession, settings: Settings) -> Iterator[Rig]:
-    """A rig with tables ``t`` and ``u`` of 50 rows each."""
+    """A project whose source has the tables ``t`` and ``u``, with 50 rows each."""
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text, big text)")
         conn.execute("CREATE TABLE u (a int, b int, v numeric(10,2), PRIMARY KEY (a, b))")

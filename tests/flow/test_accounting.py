@@ -61,7 +61,7 @@ _TURNS = (
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_each_row_in_the_log_is_in_a_feed_or_in_a_copy_or_reported(rig: Rig) -> None:
+def test_each_row_in_the_log_is_in_a_feed_or_in_a_copy_or_is_reported(rig: Rig) -> None:
     rig.settings = rig.settings.model_copy(update={"schema_changes": "set_aside"})
     rig.conn.execute("CREATE TABLE k (id int PRIMARY KEY, v int); INSERT INTO k VALUES (1, 1), (2, 2)")
     rig.conn.execute(_PARTITIONED.encode())
@@ -87,7 +87,9 @@ def test_each_row_in_the_log_is_in_a_feed_or_in_a_copy_or_reported(rig: Rig) -> 
     rig.assert_equal("public.k", "public.p", "public.u")
 
 
-def test_rows_that_go_into_no_mirror_are_reported_with_number_and_reason(database: Database, tmp_path: Path) -> None:
+def test_rows_that_are_in_no_mirror_are_reported_with_their_number_and_the_reason(
+    database: Database, tmp_path: Path
+) -> None:
     with database.connect() as conn:
         for name in ("a", "b", "c", "left_out", "gone"):
             conn.execute(f"CREATE TABLE {name} (id int)".encode())

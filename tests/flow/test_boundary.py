@@ -71,7 +71,9 @@ def test_while_verify_waits_for_an_open_transaction_it_does_not_pause_a_running_
             wait_for(lambda: _oldest(conn) > 0.2, what="an old transaction")
         thread.start()
         wait_for(lambda: bool(waited), what="a word about the transaction")
-        assert verify_request(settings.layout) is None, "the sync starts no turn while verify waits"
+        assert verify_request(settings.layout) is None, (
+            "a running sync is not paused while verify waits for the transaction"
+        )
         assert not taken.is_set()
     assert taken.wait(60)
     assert verify_request(settings.layout) is not None
@@ -101,7 +103,8 @@ def test_verify_error_names_the_transaction_that_does_not_end(
 def test_verify_takes_its_snapshot_again_after_it_waited_too_long_for_a_transaction(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt fails. Before the second attempt, a running sync may apply changes again."""
+    """The first attempt fails because the wait was too long. Before the second attempt, a running sync may apply
+    changes again."""
     tries = 0
 
     @contextmanager
@@ -181,7 +184,7 @@ def test_verify_fails_if_no_mirror_reaches_the_snapshots_lsn_in_time(
     ("state", "why"),
     [(TableState.COPYING, "each waits for its copy"), (TableState.SET_ASIDE, "all are set aside")],
 )
-def test_verify_is_refused_while_no_table_is_followed(
+def test_verify_is_refused_if_every_table_is_set_aside_or_waits_for_its_copy(
     database: Database, settings: Settings, state: TableState, why: str
 ) -> None:
     _followed(database, settings, state)

@@ -78,7 +78,7 @@ def counted(bucket: Location, spark: SparkSession, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.long
-def test_turns_and_idle_time_cost_a_bounded_number_of_requests(
+def test_number_of_requests_to_the_object_store_is_bounded_for_a_turn_and_for_idle_time(
     counted: Faults, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts requests that cost as much as a PUT. In a turn with one changed table, the table's feed, its mirror and
@@ -99,14 +99,16 @@ def test_turns_and_idle_time_cost_a_bounded_number_of_requests(
         assert len(turn) == 2 + 6, turn
         assert not any(one.startswith("LIST") for one in turn), turn
         counted.asked.clear()
-        wait_for(lambda: sum("PUT" in one and "/lock/" in one for one in counted.asked) == 5, what="signs of life")
-        assert not _dear(counted), "nothing else"
+        wait_for(
+            lambda: sum("PUT" in one and "/lock/" in one for one in counted.asked) == 5, what="renewals of the lock"
+        )
+        assert not _dear(counted), "an idle sync sends only requests for its lock"
         reader = LakeReader(rig.settings)
         reader()
         counted.asked.clear()
         reader()
         scrape = _dear(counted)
-        assert all(one.startswith("LIST") for one in scrape), "metrics only read"
+        assert all(one.startswith("LIST") for one in scrape), "metrics write nothing"
         assert len(scrape) <= 20, scrape
     assert newest(rig).replay_lsn > before
 

@@ -48,7 +48,7 @@ def _table(oid: int, name: str, *columns: str) -> Table:
     return Table(oid, TableName("public", name), made, key=(1,), marks=marks(publications="1:1"))
 
 
-class Told(Silent):
+class Lines(Silent):
     """Collects the progress lines."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ def test_table_published_during_a_run_waits_for_its_copy(work: Work) -> None:
     assert work.progress.waiting() == [new]
 
 
-def test_emptied_publication_ends_the_run(work: Work) -> None:
+def test_run_ends_with_an_error_if_the_publication_has_no_tables_left(work: Work) -> None:
     with pytest.raises(EmptyPublication, match="publication p"):
         _watched(work, [])
     _watched(work, [A])
@@ -156,12 +156,12 @@ def test_table_that_no_mirror_can_hold_is_not_copied(work: Work) -> None:
     assert (entry.state, entry.refused, work.progress.waiting()) == (TableState.SET_ASIDE, True, [])
     assert "differ only in case" in (entry.reason or "")
     _watched(work, [A, replace(B, marks=marks(publications="1:2"))])
-    assert [table.name for table in work.progress.waiting()] == [B.name], "its columns fit now"
+    assert [table.name for table in work.progress.waiting()] == [B.name], "a mirror can hold the new columns"
 
 
-def test_many_changes_are_logged_once_in_one_line(work: Work) -> None:
+def test_all_changes_of_a_table_are_logged_once_in_one_line(work: Work) -> None:
     """Each catalog check finds the same changes again, because applying is paused and the mirrors do not change."""
-    observer = Told()
+    observer = Lines()
     work.observer = observer
     more = tuple(Column(number, f"c{number}", INT, missing="1") for number in range(3, 38))
     changed = replace(B, columns=(*B.columns, *more))
@@ -175,12 +175,12 @@ def test_many_changes_are_logged_once_in_one_line(work: Work) -> None:
     _watched(work, [A, B], paused=True)
     assert len(observer.lines) == 1
     _watched(work, [A, changed], paused=True)
-    assert observer.lines == [line, line], "it came back"
+    assert observer.lines == [line, line], "the same change was made a second time"
 
 
 def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
     """For tables that were not renamed, the log says whether they are new in the publication or no longer in it."""
-    observer = Told()
+    observer = Lines()
     work.observer = observer
     _watched(work, [replace(A, name=TableName("public", "c")), _table(9, "new")])
     assert observer.lines == [
@@ -201,7 +201,7 @@ def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
 def test_log_line_of_a_renamed_column_says_whether_its_mirror_changed(work: Work, now: Table, said: str) -> None:
     """The stream showed the column's new name first. When the catalog was read, the column may have been renamed
     back."""
-    told = Told()
+    told = Lines()
     work.observer = told
     after = successor(B, now, Lsn(20))
     work.progress.reshaping(B.name)
@@ -285,7 +285,7 @@ def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("ALTER TABLE t ALTER v TYPE int USING 1", TableState.WAITING),
     ],
 )  # fmt: skip
-def test_no_point_lists_a_table_after_ddl_made_its_mirror_wrong(run: Run, done: str, state: TableState) -> None:
+def test_no_point_lists_a_table_after_ddl_that_requires_a_new_copy(run: Run, done: str, state: TableState) -> None:
     assert run.listed() == {QUIET, T}
     for statement in done.split("; "):
         run.user.execute(statement.encode())
@@ -325,11 +325,11 @@ def test_copy_is_listed_only_after_a_catalog_check_that_finds_its_table_unchange
 def test_table_renamed_back_is_not_listed_at_lsns_where_it_had_another_name(run: Run) -> None:
     assert run.listed() == {QUIET, T}
     run.user.execute("ALTER TABLE quiet RENAME TO other")
-    assert run.listed() == {QUIET, T}, "as the point of the same LSN had it before"
+    assert run.listed() == {QUIET, T}, "a second point at the same LSN lists the same tables"
     run.user.execute("ALTER TABLE other RENAME TO quiet")
-    assert run.listed() == {QUIET, T}, "a point stays what it is"
-    assert not shown(run.work.progress[QUIET], run.work.log.position()), "the log ends where it was `other`"
-    assert run.work.progress[QUIET].state.readable, "its rows are followed all the same"
+    assert run.listed() == {QUIET, T}, "a third point at the same LSN lists the same tables"
+    assert not shown(run.work.progress[QUIET], run.work.log.position()), "at the log's end, the table was named `other`"
+    assert run.work.progress[QUIET].state.readable, "changes of the table are still applied"
 
 
 def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_time(run: Run) -> None:
@@ -342,9 +342,9 @@ def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_tim
     run.user.execute("ALTER TABLE r DETACH PARTITION quiet")
     seen = len(points.all())
     run.listed()
-    assert len(points.all()) == seen, "quiet may have been a partition, and of any partitioned table"
+    assert len(points.all()) == seen, "quiet may have been a partition of any table, so no table can be listed"
     for name in (QUIET, T):
-        assert run.work.progress[name].state.readable, "their rows are followed all the same"
+        assert run.work.progress[name].state.readable, "changes of both tables are still applied"
         assert shown(run.work.progress[name], catalog.seen_at)
         assert not shown(run.work.progress[name], Lsn(catalog.seen_at - 1))
     assert catalog.seen_at > run.work.log.position()
@@ -415,4 +415,4 @@ def test_follow_mode_publishes_no_point_while_a_lock_prevents_reading_a_row_filt
         other.execute("COMMIT")
     turns.point.published(run.work.log.position(), whole=True)
     assert run.listed() == {T}
-    assert turns.point.due, "what was held back is owed"
+    assert turns.point.due, "the point that could not list every table is due again"

@@ -36,7 +36,7 @@ def rig(rig: Rig) -> Rig:
     return rig
 
 
-def _say(rig: Rig, on: str, comment: str | None) -> None:
+def _comment(rig: Rig, on: str, comment: str | None) -> None:
     text = "NULL" if comment is None else rig.conn.execute("SELECT quote_literal(%s)", [comment]).fetchall()[0][0]
     rig.conn.execute(f"COMMENT ON {on} IS {text}".encode())
 
@@ -45,7 +45,7 @@ def _mirror(rig: Rig, name: TableName = T) -> DeltaTable:
     return DeltaTable(path_of(rig.settings.layout.mirror(name)))
 
 
-def _told(rig: Rig, name: TableName = T) -> dict[str, str]:
+def _comments(rig: Rig, name: TableName = T) -> dict[str, str]:
     """The comments in the mirror's Delta metadata, by column name. The comment of the table has the key ``""``."""
     table = _mirror(rig, name)
     columns = {
@@ -76,23 +76,25 @@ def _no_gap(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_comments_are_copied_and_follow_changes_during_a_run(rig: Rig) -> None:
-    _say(rig, "TABLE t", ODD)
-    _say(rig, "COLUMN t.id", "the number")
-    _say(rig, "COLUMN t.big", LONG)
+def test_comments_are_copied_and_updated_during_a_sync_in_follow_mode(rig: Rig) -> None:
+    _comment(rig, "TABLE t", ODD)
+    _comment(rig, "COLUMN t.id", "the number")
+    _comment(rig, "COLUMN t.big", LONG)
     rig.sync()
     first = {"": ODD, "id": "the number", "big": LONG}
-    assert _told(rig) == first
+    assert _comments(rig) == first
     assert _by_spark(rig) == first
-    assert (_version(rig), _version(rig, U)) == (1, 1), "the commit of the copy brings them"
-    assert _told(rig, U) == {}
+    assert (_version(rig), _version(rig, U)) == (1, 1), "the commit of the copy contains the comments"
+    assert _comments(rig, U) == {}
     with following(rig):
-        _say(rig, "TABLE t", None)
-        _say(rig, "COLUMN t.id", None)
-        _say(rig, "COLUMN t.v", "came")
-        _say(rig, "COLUMN t.big", "short\nnow")
-        _say(rig, "TABLE u", "the others")
-        wait_for(lambda: _told(rig) == {"v": "came", "big": "short\nnow"} and _told(rig, U) == {"": "the others"})
+        _comment(rig, "TABLE t", None)
+        _comment(rig, "COLUMN t.id", None)
+        _comment(rig, "COLUMN t.v", "came")
+        _comment(rig, "COLUMN t.big", "short\nnow")
+        _comment(rig, "TABLE u", "the others")
+        wait_for(
+            lambda: _comments(rig) == {"v": "came", "big": "short\nnow"} and _comments(rig, U) == {"": "the others"}
+        )
         rig.commit("UPDATE t SET v = 'x' WHERE id = 1", "INSERT INTO u VALUES (1000, 1, 1)")
         newest = ConsistentPoints(rig.settings.layout)
         wait_for(lambda: (point := newest.newest()) is not None and point.tables[T] == _version(rig) > 2)
@@ -102,37 +104,37 @@ def test_comments_are_copied_and_follow_changes_during_a_run(rig: Rig) -> None:
     before = _version(rig)
     for _ in range(2):
         rig.sync()
-    assert _version(rig) == before, "what is there is not written again"
+    assert _version(rig) == before, "comments that the mirror has are not written again"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["rewrite", "metadata"])
 def test_comments_survive_schema_changes(rig: Rig, way: str) -> None:
     rig = replace(rig, settings=rig.settings.model_copy(update={"schema_changes": way}))
-    _say(rig, "TABLE t", "all")
-    _say(rig, "COLUMN t.v", "said")
-    _say(rig, "COLUMN t.big", "large")
+    _comment(rig, "TABLE t", "all")
+    _comment(rig, "COLUMN t.v", "said")
+    _comment(rig, "COLUMN t.big", "large")
     rig.sync()
     rig.session().sql(f"ALTER TABLE delta.`{path_of(rig.settings.layout.mirror(T))}` ALTER COLUMN id COMMENT 'theirs'")
     # Because the new column has a default, pgcdc rewrites the mirror. The same Delta commit adds the column's comment.
     rig.commit("ALTER TABLE t ADD w int DEFAULT 5", "COMMENT ON COLUMN t.w IS 'new'")
     rig.sync()
     kept = {"": "all", "v": "said", "big": "large", "id": "theirs"}
-    assert _told(rig) == {**kept, "w": "new"}
+    assert _comments(rig) == {**kept, "w": "new"}
     rig.commit('ALTER TABLE t RENAME v TO "Größe"', "ALTER TABLE t DROP big")
     rig.sync()
     del kept["big"]
     del kept["v"]
-    assert _told(rig) == _by_spark(rig) == {**kept, "w": "new", "Größe": "said"}
+    assert _comments(rig) == _by_spark(rig) == {**kept, "w": "new", "Größe": "said"}
     rig.commit("ALTER TABLE t DROP w", "ALTER TABLE t ADD w text")
     rig.sync()
-    assert _told(rig) == {**kept, "Größe": "said"}
+    assert _comments(rig) == {**kept, "Größe": "said"}
     rig.commit("ALTER TABLE t ADD n int", "COMMENT ON COLUMN t.n IS 'appears'", "UPDATE t SET n = 1 WHERE id = 1")
     rig.sync()
-    assert _told(rig) == {**kept, "Größe": "said", "n": "appears"}
-    _say(rig, 'COLUMN t."Größe"', None)
+    assert _comments(rig) == {**kept, "Größe": "said", "n": "appears"}
+    _comment(rig, 'COLUMN t."Größe"', None)
     rig.sync()
-    assert _told(rig) == {**kept, "n": "appears"}
+    assert _comments(rig) == {**kept, "n": "appears"}
     rig.assert_equal()
     assert len(rig.observer.copies) == 2
 
@@ -155,17 +157,17 @@ def test_comments_are_updated_after_each_catalog_check(rig: Rig, monkeypatch: py
         raise KeyboardInterrupt
 
     rig.sync()
-    _say(rig, "COLUMN t.v", "first")
+    _comment(rig, "COLUMN t.v", "first")
     rig.sync(receive_only=True)
-    assert _told(rig) == {}
+    assert _comments(rig) == {}
     with monkeypatch.context() as broken:
         broken.setattr(TablesProgress, "commented", dies)
         with pytest.raises(KeyboardInterrupt):
             rig.sync()
-    assert _told(rig) == {"v": "first"}
+    assert _comments(rig) == {"v": "first"}
     version = _version(rig)
     rig.sync()
-    assert _version(rig) == version, "no commit more"
+    assert _version(rig) == version, "the next sync makes no commit"
     newest = ConsistentPoints(rig.settings.layout).newest()
     assert newest is not None
     assert newest.tables[T] == version
@@ -173,8 +175,8 @@ def test_comments_are_updated_after_each_catalog_check(rig: Rig, monkeypatch: py
     assert state is not None
     assert state.comments == ((2, "first"),)
     _no_gap(rig)
-    _say(rig, "TABLE t", "all\nof it")
-    _say(rig, "COLUMN t.big", LONG)
+    _comment(rig, "TABLE t", "all\nof it")
+    _comment(rig, "COLUMN t.big", LONG)
     rig.sync()
     table, node = _drawn(rig)
     assert table.comments == ((0, "all\nof it"), (2, "first"), (3, LONG))
@@ -186,5 +188,5 @@ def test_comments_are_updated_after_each_catalog_check(rig: Rig, monkeypatch: py
     rig.commit("ALTER TABLE t RENAME TO t2", "COMMENT ON COLUMN t2.big IS NULL")
     rig.sync()
     other = TableName("public", "t2")
-    assert _told(rig, other) == {"": "all\nof it", "v": "first"}
+    assert _comments(rig, other) == {"": "all\nof it", "v": "first"}
     assert len(rig.observer.copies) == 2

@@ -140,7 +140,7 @@ def test_sync_ends_when_one_of_its_limits_is_reached(until: Bounds, now: Situati
     assert finished(until, now) == ends
 
 
-def test_point_is_due_until_a_point_lists_every_table() -> None:
+def test_another_point_is_due_until_a_point_lists_every_table() -> None:
     point = PointDue(False)
     assert not point.at(Lsn(5))
     point.mark_due()
@@ -207,7 +207,7 @@ def test_wal_without_transactions_starts_no_lsn_range_and_is_part_of_the_next() 
     assert gathered.empty
 
 
-def test_counts_of_two_turns_are_summed() -> None:
+def test_counts_of_two_turns_of_a_table_are_added() -> None:
     left = TableTurn(ORDERS, Lsn(1), 4, 1, 2, 3, {"insert": 1}, 0.5, 0.5)
     right = TableTurn(ORDERS, Lsn(2), 5, 10, 20, 30, {"insert": 2, "delete": 1}, 1.0, 1.0)
     assert summed(left, right) == TableTurn(ORDERS, Lsn(2), 5, 11, 22, 33, {"insert": 3, "delete": 1}, 1.5, 1.5)
@@ -220,11 +220,11 @@ def test_a_turn_applies_whole_batches_until_they_reach_the_size_of_a_turn() -> N
     assert up_to(batches, 1000) == batches
 
 
-def test_only_row_messages_are_counted() -> None:
+def test_only_inserts_updates_deletes_and_truncates_of_batches_are_counted() -> None:
     assert rows_by_kind([batch(0, 1, transactions=3)]) == {"I": 3, "U": 0, "D": 0, "T": 0}
 
 
-# A turn also looks for rows of unknown partitions in the batches above its own end ------------------
+# A turn also searches the batches above its own end for rows of unknown partitions ------------------
 
 ROOT = Table(100, TableName("public", "root"), (Column(1, "id", PgType(23, "int4")),), key=(1,))
 UNKNOWN_LEAF = 200
@@ -257,11 +257,12 @@ def batch_of(start: int, end: int, *leaves: int) -> BatchSummary:
     [(1, True), (2, True), (None, False)],
     ids=["rows in the turn's batch", "rows in a later batch", "no such rows"],
 )
-def test_a_table_stops_at_rows_of_an_unknown_partition_even_above_the_turns_end(
+def test_a_table_waits_for_a_catalog_check_if_its_batches_have_rows_of_an_unknown_partition(
     stray_batch: int | None, held: bool
 ) -> None:
-    """Such rows show that a partition was attached, maybe below the turn's end and with older rows that are not in the
-    stream. So the table applies nothing until a catalog check."""
+    """Such rows, even in a batch above the turn's end, show that a partition was attached. The partition may have been
+    attached below the turn's end, with older rows that are not in the stream. So the turn applies nothing to the
+    table."""
     batches = [batch_of(number * 16, number * 16 + 16, *([UNKNOWN_LEAF] if number == stray_batch else []))
                for number in (1, 2)]  # fmt: skip
     log = cast(ChangeLog, SimpleNamespace(batches=lambda start: [one for one in batches if one.end > start]))

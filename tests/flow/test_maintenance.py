@@ -62,7 +62,7 @@ def test_maintenance_keeps_points_within_retention_and_a_second_run_changes_noth
     assert kept.optimized == [T, U]
     assert (kept.points, kept.log_files, kept.deleted_files, log.start) == (0, 0, 0, log.began)
     assert {key: rows for key, rows in promised(rig).items() if key in before} == before
-    assert kept.feed_files == 0, "merged as the ranges closed"
+    assert kept.feed_files == 0, "the syncs have already merged the feed's files"
 
     report = maintain(rig, days=0)
     assert report.points == len({lsn for lsn, _ in before})
@@ -123,7 +123,7 @@ def test_maintenance_continues_after_an_unreadable_mirror_or_a_mirror_of_another
     path_of(torn).write_bytes(content[:100])
     report = maintain(rig, days=7)
     assert {name for name, _ in report.failed} == {T}
-    assert report.optimized == [U], "the others are kept"
+    assert report.optimized == [U], "only the table u is maintained"
     commit_properties(DeltaLog(layout.mirror(U)).at(Mirrors(layout, ChangeLog(layout).identity).open(U).version),
                       {IDENTITY: "somebody else"})  # fmt: skip
     assert {name for name, _ in maintain(rig, days=7).failed} == {T}

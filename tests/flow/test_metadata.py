@@ -64,7 +64,7 @@ def follow_all(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_files_are_kept_and_changes_of_every_kind_are_applied(rig: Rig) -> None:
+def test_metadata_change_keeps_files_and_later_changes_of_every_kind_are_applied(rig: Rig) -> None:
     """An unchanged TOAST value that was not sent is found in older files, which have the column's old physical name."""
     before = {name: {file.path for file in newest(rig, name).files} for name in (T, U)}
     earlier = Lake(rig.lake).at().lsn
@@ -102,7 +102,9 @@ def test_files_are_kept_and_changes_of_every_kind_are_applied(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_maintenance_works_on_files_from_before_and_after_the_change(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maintenance_works_on_files_from_before_and_after_a_metadata_change(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files from before and after the change are merged, a checkpoint replaces commits, unneeded files are deleted."""
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(compaction, "MOST_SMALL", 1)

@@ -71,7 +71,7 @@ def read(layout: Layout) -> RunCounts:
     return found
 
 
-def test_a_run_adds_to_the_counts_of_earlier_runs_and_counts_each_batch_once(layout: Layout) -> None:
+def test_a_run_adds_to_the_counts_of_earlier_runs_and_counts_no_batch_again(layout: Layout) -> None:
     first = meter_of(layout)
     first.took([batch(20), batch(30)], {"transform": 0.3, "apply": 0.2})
     first.published(0.05)
@@ -280,7 +280,7 @@ def test_a_telemetry_endpoint_that_does_not_answer_does_not_stop_the_run(monkeyp
 def test_a_sync_sends_trace_spans_of_its_turns_but_not_of_copies(rig: Rig, collector: Collector) -> None:
     rig.setup()
     rig.sync()
-    assert collector.spans == [], "a copy is no turn"
+    assert collector.spans == [], "a copy sends no trace span"
     rig.conn.execute("INSERT INTO t VALUES (51), (52)")
     report = rig.sync()
     names = {span.name for span in collector.spans}

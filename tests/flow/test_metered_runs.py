@@ -36,7 +36,7 @@ def scraped(metrics: Metrics) -> Samples:
 
 @pytest.mark.long
 def test_metrics_show_a_running_sync_and_the_lag_after_it_has_ended(rig: Rig) -> None:
-    assert WRITE_SECONDS < 15, "less than between two scrapes"
+    assert WRITE_SECONDS < 15, "the counts are written more often than Prometheus scrapes"
     rig.setup()
     rig.sync()
     metrics = Metrics(rig.settings, Movement(within=0.5))

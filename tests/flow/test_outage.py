@@ -33,7 +33,7 @@ RAN = SyncReport(ZERO, ZERO, ZERO, [], 1, 1, 1, 0, 1.0, [])
 LOST = replace(RAN, lost=TERMINATED)
 
 
-class Told(Silent):
+class Lines(Silent):
     def __init__(self) -> None:
         super().__init__()
         self.lines = list[str]()
@@ -46,8 +46,8 @@ class Scripted(Engine):
     """An engine whose syncs return the reports or raise the errors of ``script``, one after the other."""
 
     def __init__(self, script: Iterable[SyncReport | Exception]) -> None:
-        self.told = Told()
-        super().__init__(Settings(source="host=/nowhere"), "host=/nowhere", self.told, pytest.fail, "follow")
+        self.progress_lines = Lines()
+        super().__init__(Settings(source="host=/nowhere"), "host=/nowhere", self.progress_lines, pytest.fail, "follow")
         self._script = iter(script)
 
     def _sync(
@@ -68,7 +68,7 @@ def test_follow_mode_reconnects_after_increasing_pauses() -> None:
     engine = Scripted([LOST, STARTING, HELD, LockHeld("`pgcdc maintain` writes"), RAN])
     report = engine.sync(Bounds(follow=True))
     assert (report.transactions, report.lost) == (2, None)
-    assert engine.told.lines == [
+    assert engine.progress_lines.lines == [
         f"source: {TERMINATED}; next try in 0.01 s", f"source: {STARTING}; next try in 0.02 s",
         f"source: {HELD}; next try in 0.04 s",
         "source: `pgcdc maintain` writes; wait for that process, or stop it; next try in 0.08 s",
@@ -100,7 +100,7 @@ def test_sync_ends_if_another_session_took_its_slot_while_a_command_held_the_lak
         Scripted([replace(RAN, gave_way=True), HELD]).sync(Bounds(follow=True))
 
 
-def test_error_that_waiting_cannot_cure_ends_the_run() -> None:
+def test_sync_ends_if_the_error_during_an_outage_cannot_be_cured_by_waiting() -> None:
     with pytest.raises(IdentityMismatch):
         Scripted([LOST, IdentityMismatch("is another database")]).sync(Bounds(follow=True))
 

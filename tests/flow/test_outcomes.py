@@ -93,16 +93,16 @@ def _no_spark() -> Any:
     raise AssertionError("nothing here needs Spark")
 
 
-def told(settings: Settings, kind: str) -> tuple[Status, list[Problem]]:
+def reported(settings: Settings, kind: str) -> tuple[Status, list[Problem]]:
     found = status(settings)
     return found, [problem for problem in found.problems if problem.thing == f"last {kind}"]
 
 
 def test_failed_sync_is_reported_until_a_sync_succeeds(settings: Settings) -> None:
-    assert told(settings, "sync")[1] == []
+    assert reported(settings, "sync")[1] == []
     with pytest.raises(SourceUnavailable):
         engine(settings, "follow").sync(Bounds())
-    found, (problem,) = told(settings, "sync")
+    found, (problem,) = reported(settings, "sync")
     assert problem.severity == "error"
     assert "(`pgcdc follow`, 20" in problem.what
     assert "failed: u@/nowhere" in problem.what
@@ -111,10 +111,10 @@ def test_failed_sync_is_reported_until_a_sync_succeeds(settings: Settings) -> No
     assert "hunter2" not in path_of(settings.layout.outcomes).read_text()
     # The sync's failure is still reported after an operation of another kind, here maintenance, has succeeded.
     engine(settings).maintain(Allowance())
-    assert len(told(settings, "sync")[1]) == 1
+    assert len(reported(settings, "sync")[1]) == 1
     with operation(settings):
         pass
-    found, problems = told(settings, "sync")
+    found, problems = reported(settings, "sync")
     assert problems == []
     assert found.to_json()["last"]["sync"]["succeeded_at"] is not None
 
@@ -123,11 +123,11 @@ def test_sync_in_follow_mode_can_report_success_before_it_ends(settings: Setting
     with pytest.raises(SourceUnavailable):
         engine(settings).sync(Bounds())
     with operation(settings, OperationKind.SYNC, "follow") as done:
-        found, problems = told(settings, "sync")
+        found, problems = reported(settings, "sync")
         assert len(problems) == 1
         assert found.last["sync"].under_way is not None
         done.succeed()
-        assert told(settings, "sync")[1] == []
+        assert reported(settings, "sync")[1] == []
 
 
 def test_success_of_a_long_operation_is_recorded_at_most_once_a_minute(
@@ -141,23 +141,23 @@ def test_success_of_a_long_operation_is_recorded_at_most_once_a_minute(
             assert outcomes.read(settings.layout)["sync"].succeeded == begin + timedelta(seconds=recorded_at)
 
 
-def test_killed_operation_is_reported_even_after_another_kind_of_operation(settings: Settings) -> None:
+def test_killed_sync_is_still_reported_after_maintenance_has_succeeded(settings: Settings) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD_IT, str(settings.layout.root)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
-        assert told(settings, "sync")[1] == []
+        assert reported(settings, "sync")[1] == []
         process.send_signal(signal.SIGKILL)
-    (problem,) = told(settings, "sync")[1]
+    (problem,) = reported(settings, "sync")[1]
     assert "(`pgcdc follow`, 20" in problem.what
     assert "was killed" in problem.what
     engine(settings, "maintain").maintain(Allowance())
-    assert len(told(settings, "sync")[1]) == 1
+    assert len(reported(settings, "sync")[1]) == 1
 
 
-def test_a_held_lock_a_usage_error_and_a_stop_are_not_recorded_as_failures(settings: Settings) -> None:
+def test_operation_that_was_locked_out_or_misused_or_stopped_is_not_recorded_as_failed(settings: Settings) -> None:
     with lake_lock(settings.layout, "follow"), pytest.raises(LockHeld):
         engine(settings).sync(Bounds())
     with pytest.raises(PgcdcError):
@@ -174,7 +174,7 @@ def test_a_held_lock_a_usage_error_and_a_stop_are_not_recorded_as_failures(setti
 def test_maintenance_error_of_a_mirror_is_reported(settings: Settings) -> None:
     with operation(settings, OperationKind.MAINTENANCE, "maintain") as done:
         done.failures += [LakeError("cannot be read", thing="public.t", do="restore it"), LakeError("b")]
-    found, (problem,) = told(settings, "maintenance")
+    found, (problem,) = reported(settings, "maintenance")
     assert (problem.severity, problem.do) == ("warning", "restore it")
     assert "public.t: cannot be read (and 1 more)" in problem.what
     assert all(problem.severity == "warning" for problem in found.problems if problem.thing.startswith("last"))
@@ -183,17 +183,17 @@ def test_maintenance_error_of_a_mirror_is_reported(settings: Settings) -> None:
 def test_failed_repair_is_no_longer_reported_after_a_new_copy(settings: Settings) -> None:
     with pytest.raises(NotRepairable), operation(settings, OperationKind.REPAIR, "repair public.t"):
         raise NotRepairable("lies before the log", thing="public.t", lsn=Lsn(0x20), do="copy it anew")
-    assert "at LSN 0/20" in told(settings, "repair")[1][0].what
+    assert "at LSN 0/20" in reported(settings, "repair")[1][0].what
     for copied, left in (("public.u", 1), ("public.t", 0)):
         with operation(settings, OperationKind.SYNC, "snapshot") as done:
             done.renewed.append(copied)
-        assert len(told(settings, "repair")[1]) == left
+        assert len(reported(settings, "repair")[1]) == left
 
 
 def test_unexpected_error_is_reported_only_by_its_class(settings: Settings) -> None:
     with pytest.raises(ZeroDivisionError), operation(settings, OperationKind.SYNC, "sync"):
         raise ZeroDivisionError("hunter2")
-    (problem,) = told(settings, "sync")[1]
+    (problem,) = reported(settings, "sync")[1]
     assert problem.what.endswith("failed: unexpected ZeroDivisionError")
     assert "hunter2" not in path_of(settings.layout.outcomes).read_text()
 
@@ -248,7 +248,7 @@ def test_lock_names_its_holder_while_it_is_held(layout: Layout) -> None:
     assert holder(layout) is None
 
 
-def test_lock_of_a_killed_holder_is_free(layout: Layout) -> None:
+def test_lock_is_free_after_its_holder_was_killed(layout: Layout) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD_LOCK, str(layout.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -262,7 +262,7 @@ def test_lock_of_a_killed_holder_is_free(layout: Layout) -> None:
         pass
 
 
-def test_unwritable_lake_is_a_machine_error(tmp_path: Path) -> None:
+def test_lock_of_a_lake_that_cannot_be_written_raises_a_machine_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot be written"), lake_lock(Layout.of(tmp_path / "file"), "sync"):
         pass
@@ -289,10 +289,10 @@ def test_verify_request_is_valid_for_a_limited_time(layout: Layout, monkeypatch:
         monkeypatch.setattr(requests_module, "NAMING_SECONDS", 0.1)
         assert request.is_late
         request.at(Lsn(16))
-        assert requests.current() is None, "the run may have passed the LSN"
+        assert requests.current() is None, "the sync may already be above the LSN"
     with place_verify_request(layout) as request:
         request.at(Lsn(32))
-        assert requests.current() == VerifyRequest(Lsn(32)), "another request has a time of its own"
+        assert requests.current() == VerifyRequest(Lsn(32)), "the time limit of a new request starts again"
 
 
 @contextmanager
@@ -323,14 +323,14 @@ def test_lock_taken_by_a_backup_program_is_reported_and_delays_turns_only_briefl
         assert nameless(layout) == [layout.hold]
     assert requests.current() is None
     with _locked_by_a_stranger(layout.hold):
-        assert requests.current() == VerifyRequest(None), "another lock has a time of its own"
+        assert requests.current() == VerifyRequest(None), "the time limit of a new lock starts again"
     with _locked_by_a_stranger(layout.waiting):
-        assert waiting(layout) is None, "a sync that follows would give way for ever"
+        assert waiting(layout) is None, "a sync in follow mode would give way for ever"
         assert nameless(layout) == [layout.waiting]
     with _locked_by_a_stranger(layout.lock), pytest.raises(LockHeld), lake_lock(layout, "sync"):
         pass
     with _locked_by_a_stranger(layout.lock, fcntl.LOCK_SH):
-        assert nameless(layout) == [layout.lock], "a shared lock keeps us from writing, too"
+        assert nameless(layout) == [layout.lock], "a shared lock also prevents writing"
     with lake_lock(layout, "sync"), place_verify_request(layout):
         assert nameless(layout) == []
 
@@ -344,18 +344,18 @@ def test_lock_files_can_be_opened_only_by_the_operating_system_user_that_owns_th
 
 
 class Waiting:
-    """A command that waits in a thread until it gets the lake's lock or ``stop`` is set. ``told``: the lines that it
-    reports."""
+    """A command that waits in a thread until it gets the lake's lock or ``stop`` is set. ``reported`` has the lines
+    that the command reports."""
 
     def __init__(self, layout: Layout) -> None:
-        self.layout, self.stop, self.told = layout, threading.Event(), list[str]()
+        self.layout, self.stop, self.reported = layout, threading.Event(), list[str]()
 
     def _run(self) -> None:
         try:
-            with lake_in_turn(self.layout, "repair", self.told.append, self.stop):
-                self.told.append("has it")
+            with lake_in_turn(self.layout, "repair", self.reported.append, self.stop):
+                self.reported.append("has it")
         except LockHeld as held:
-            self.told.append(str(held))
+            self.reported.append(str(held))
 
     @contextmanager
     def waits(self) -> Iterator[None]:
@@ -378,15 +378,15 @@ def test_waiting_command_gets_the_lakes_lock_when_the_sync_releases_it(layout: L
         refused = pytest.raises(LockHeld, match=r"`pgcdc repair` \(pid \d+\) already waits for this lake")
         with refused, lake_in_turn(layout, "maintain", print, threading.Event()):
             pass
-    assert [line.split(",")[0] for line in command.told] == [f"waits for `pgcdc follow` {me}", "has it"]
+    assert [line.split(",")[0] for line in command.reported] == [f"waits for `pgcdc follow` {me}", "has it"]
 
 
 def test_stopped_command_no_longer_waits_for_the_lakes_lock(layout: Layout) -> None:
     command = Waiting(layout)
     with lake_lock(layout, "follow", gives_way=True), command.waits():
         command.stop.set()
-    assert "`pgcdc follow`" in command.told[-1]
-    assert "is writing to this lake" in command.told[-1]
+    assert "`pgcdc follow`" in command.reported[-1]
+    assert "is writing to this lake" in command.reported[-1]
 
 
 def test_killed_command_no_longer_waits_for_the_lakes_lock(layout: Layout) -> None:
@@ -399,13 +399,13 @@ def test_killed_command_no_longer_waits_for_the_lakes_lock(layout: Layout) -> No
         assert waiting(layout) is None
 
 
-def test_command_waits_for_a_sync_in_follow_mode_but_not_for_another_command(layout: Layout) -> None:
+def test_command_is_refused_at_once_while_another_command_holds_the_lakes_lock(layout: Layout) -> None:
     refused = pytest.raises(LockHeld, match="`pgcdc maintain`")
     with lake_lock(layout, "maintain"), refused, lake_in_turn(layout, "repair", print, threading.Event()):
         pass
 
 
-def test_sync_continues_when_no_command_waits_for_the_lakes_lock_or_holds_it(layout: Layout) -> None:
+def test_sync_that_gave_way_continues_when_no_command_waits_for_the_lakes_lock_or_holds_it(layout: Layout) -> None:
     stop = threading.Event()
     assert free_again(layout, stop)
     with lake_lock(layout, "maintain"):

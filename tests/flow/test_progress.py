@@ -67,7 +67,7 @@ def _listed(progress: TablesProgress) -> set[str]:
     return set() if newest is None else {name.name for name in newest.tables}
 
 
-def test_point_lists_only_tables_that_have_reached_it(progress: TablesProgress) -> None:
+def test_point_lists_only_tables_that_have_reached_its_lsn(progress: TablesProgress) -> None:
     assert progress.waiting() == [A, B, C]
     progress.copying([A, B, C], Lsn(10))
     assert not progress.publish(Lsn(10), RECORDED)
@@ -142,7 +142,7 @@ def test_second_point_at_the_same_lsn_lists_the_same_versions(progress: TablesPr
     assert _listed(progress) == {"a", "c"}
 
 
-def test_structure_in_the_mirror_is_used_after_the_sync_died(tmp_path: Path) -> None:
+def test_structure_recorded_in_the_mirror_is_used_if_the_sync_died_before_it_saved_the_state(tmp_path: Path) -> None:
     """A sync died right after it had written the new structure in a Delta commit of the mirror."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(20))
@@ -179,7 +179,7 @@ def test_pgcdc_heal_lets_a_table_that_was_set_aside_continue_from_the_log(
     assert progress[B.name].state is TableState.SET_ASIDE
 
 
-def test_copy_that_ends_below_the_newest_point_publishes_no_lower_point(progress: TablesProgress) -> None:
+def test_copy_at_an_lsn_below_the_newest_point_publishes_no_lower_point(progress: TablesProgress) -> None:
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B):
         progress.copied(table, Lsn(10), 1)
@@ -206,7 +206,7 @@ def test_table_renamed_back_is_listed_from_the_lsn_where_the_catalog_showed_its_
         assert progress[B.name].listed_from is None
         for table in (A, B):
             progress.moved(table.name, Lsn(end - 2))
-        assert not progress.publish(Lsn(end - 2), RECORDED), "before anybody looked at the catalog"
+        assert not progress.publish(Lsn(end - 2), RECORDED), "there was no catalog check yet"
         progress.listed_from(Lsn(end))
         assert not progress.publish(Lsn(end - 2), RECORDED)
         assert _listed(progress) == {"a"}
@@ -252,7 +252,8 @@ def test_second_point_at_an_lsn_still_lists_a_table_whose_mirror_waits_for_its_r
 
 
 def test_table_that_is_set_aside_stays_set_aside_after_a_rename(tmp_path: Path) -> None:
-    """This holds even if another table gets the former name. A copy that the operator requests ends the state."""
+    """The table stays set aside even if another table gets its former name. Only a copy that the operator requests ends
+    this state."""
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
     first.put_aside(B.name, Lsn(20), "waits for a word")
@@ -275,7 +276,7 @@ def test_table_that_is_set_aside_stays_set_aside_after_a_rename(tmp_path: Path) 
     assert [entry.former for entry in third.renamed_tables()] == [elsewhere.name]
 
 
-def test_mirror_with_rows_of_another_table_is_not_used(tmp_path: Path) -> None:
+def test_table_whose_mirror_has_rows_of_another_table_is_copied_again(tmp_path: Path) -> None:
     """The folder of A's mirror has the rows of table B, although the stored states do not say so."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
@@ -286,8 +287,8 @@ def test_mirror_with_rows_of_another_table_is_not_used(tmp_path: Path) -> None:
 
 
 def test_a_table_that_was_never_in_a_point_enters_a_point_at_its_mirrors_lsn(tmp_path: Path) -> None:
-    """The table was always in the catalog under its name, so it need not wait for a higher LSN. A later sync that is
-    not in follow mode may not reach a higher LSN."""
+    """The table was always in the catalog under its name, so a point may list it at this LSN. It should not wait for a
+    higher LSN, because a later sync that is not in follow mode may reach none."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     for table in (A, B):
         copied_at_10_applied_to_20(layout, table)
@@ -406,14 +407,16 @@ def test_table_with_new_columns_is_not_listed_before_its_mirror_has_them(progres
         progress.moved(table.name, Lsn(20))
     assert progress.columns_came(B.name, parsed("1:7 2:7"), lambda: Lsn(25)) == 25
     assert progress.columns_came(B.name, parsed("1:7 2:7"), lambda: Lsn(30)) == 25, (
-        "from the first check that showed it"
+        "the LSN of the first catalog check that showed the column"
     )
     assert not progress.publish(Lsn(20), RECORDED)
     assert _listed(progress) == {"a", "c"}
     assert not progress.needs_catalog_check
     progress.moved(B.name, Lsn(25))
     assert progress.needs_catalog_check
-    assert progress.columns_came(B.name, parsed("1:7 2:7 3:9"), lambda: Lsn(35)) == 35, "others again"
+    assert progress.columns_came(B.name, parsed("1:7 2:7 3:9"), lambda: Lsn(35)) == 35, (
+        "a further new column has its own LSN"
+    )
     assert not progress.needs_catalog_check
     progress.unchanged(B.name, B)
     progress.moved(B.name, Lsn(40))
@@ -442,7 +445,8 @@ def test_catalog_check_keeps_the_state_of_a_copy_that_starts_during_the_check(pr
 
 
 def test_a_table_is_unchanged_since_the_lsn_in_its_mirrors_delta_log(tmp_path: Path) -> None:
-    """This holds in a later run, too. The newest point is at a higher LSN, because other tables have changed."""
+    """The LSN is also used in a later run, although the newest point is at a higher LSN because other tables have
+    changed."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(30))
     progress = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))

@@ -44,7 +44,7 @@ def test_a_page_with_snippets_stays_below_the_word_limit(page: str) -> None:
 
 
 @pytest.mark.long
-def test_snippets_of_wait_diff_history_and_undo_work(orders: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_snippets_of_wait_diff_history_and_undo_work(orders: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert orders.settings.source is not None
     monkeypatch.setenv("PGCDC_SOURCE", orders.settings.source)
     wait, diff, history, undo = snippets("guides/differences.md")

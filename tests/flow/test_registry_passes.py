@@ -108,7 +108,7 @@ def _run(run: Run) -> None:
         pass
 
 
-def test_run_without_changes_sends_no_request_to_the_catalog(run: Run, catalog: Catalog) -> None:
+def test_second_run_without_changes_sends_no_request_to_the_catalog(run: Run, catalog: Catalog) -> None:
     _run(run)
     assert catalog.calls == ["put public.t", "put public.u"]
     assert run.record.tables.keys() == {T, U}

@@ -28,14 +28,14 @@ def rig(rig: Rig) -> Rig:
     return rig
 
 
-def test_mirror_continues_under_the_new_name(rig: Rig) -> None:
+def test_mirror_of_a_renamed_table_continues_under_the_new_name(rig: Rig) -> None:
     """Rows change before, in and after the transaction of the rename. The mirror has deletion vectors."""
     before = Lake(rig.lake).at().lsn
     rig.commit("UPDATE t SET v = 'y' WHERE id = 1", "ALTER TABLE t RENAME TO w", "DELETE FROM w WHERE id IN (2, 30)")
     rig.commit("INSERT INTO w VALUES (1000, 'new', NULL)")
     rig.sync()
     rig.assert_equal("public.w", "public.u")
-    assert len(rig.observer.copies) == 2, "the first copies of t and u alone"
+    assert len(rig.observer.copies) == 2, "only the first copies of t and u"
     assert Lake(rig.lake).at(before).tables == [T, TableName("public", "u")]
     assert T not in Lake(rig.lake).at().tables
     (told,) = rig.observer.structures
@@ -51,7 +51,7 @@ def _listed(rig: Rig, name: TableName) -> bool:
 
 
 @pytest.mark.long
-def test_files_under_the_former_name_are_deleted_by_forget(rig: Rig) -> None:
+def test_forget_deletes_the_files_of_a_renamed_table_under_its_former_name(rig: Rig) -> None:
     with pytest.raises(UsageError, match="is still mirrored"):
         rig.engine("forget").forget([T])
     rig.commit("ALTER TABLE t RENAME TO w")
@@ -70,7 +70,7 @@ def test_files_under_the_former_name_are_deleted_by_forget(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_forgotten_name_may_be_used_again(rig: Rig) -> None:
+def test_names_of_a_renamed_and_a_dropped_table_may_be_used_again_after_forget(rig: Rig) -> None:
     """A renamed table and a new table reuse the forgotten names, during a sync that was already running before
     `forget`."""
     rig.commit("CREATE TABLE gone (id int PRIMARY KEY)", "INSERT INTO gone VALUES (1)")

@@ -41,7 +41,7 @@ def test_table_without_row_changes_gets_its_new_columns_in_follow_mode(rig: Rig)
     rig.sync()
     rig.assert_equal()
     assert [(one.table, one.copied) for one in rig.observer.structures] == [(T, False)] * 2
-    assert not rig.observer.copies[2:], "the source was not read again"
+    assert not rig.observer.copies[2:], "no table was copied again"
 
 
 @pytest.mark.long
@@ -56,7 +56,7 @@ def test_table_catches_up_from_the_log_after_pgcdc_heal(rig: Rig) -> None:
     until = (datetime.now(UTC) + rig.settings.retention).strftime("%Y-%m-%d")
     assert f"run `pgcdc heal {T.shell}`: the change log keeps the missing changes at least until {until}" in told.do
     rig.commit("ALTER TABLE t RENAME v TO x", "INSERT INTO t (id) VALUES (1000)")
-    assert [name for name, _ in rig.sync().set_aside] == [T], "another setting alone brings nothing back"
+    assert [name for name, _ in rig.sync().set_aside] == [T], "a changed setting alone does not end the state"
     copies = len(rig.observer.copies)
     assert rig.engine("heal t").sync(Bounds(), heal=[T]).set_aside == []
     rig.assert_equal()

@@ -200,7 +200,7 @@ def test_run_ends_when_every_table_is_set_aside(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_copy_that_is_outdated_when_it_is_complete_is_repeated_by_the_next_sync(
+def test_copy_that_is_outdated_at_its_end_is_repeated_by_the_next_sync(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the copy, the publication lacks the table for a moment, so the stream may lack changes of it. The table's
@@ -313,7 +313,9 @@ def test_maintenance_works_during_a_sync_in_follow_mode(rig: Rig, monkeypatch: p
         with pytest.raises(RangeGap, match="begins below the log"):
             rig.engine("repair").repair(U, rig.observer.ranges[0].span)
         caught_up(rig)
-        assert newest(rig).tables[U] == version(rig, U), "a quiet mirror, as the maintenance left it"
+        assert newest(rig).tables[U] == version(rig, U), (
+            "the point lists the version that the maintenance made of a mirror without changes"
+        )
         wait_for(lambda: len(rig.observer.ranges) == 3, what="the next range")
         rig.assert_equal()
     spans = [report.span for report in rig.observer.ranges]
@@ -344,7 +346,7 @@ def test_verify_gets_its_point_before_a_waiting_command_and_only_one_command_may
         wait_for(lambda: ConsistentPoints(layout).has(at), what="the point")
         point = ConsistentPoints(layout).at(at)
         assert point is not None
-        assert set(point.tables) == {T, U}, "the copy began before verify had its point"
+        assert set(point.tables) == {T, U}, "the copy began only after verify had its point"
         waits.join(120)
     assert [copy.table for copy in reports[0].copied] == [U]
     rig.assert_equal()
@@ -368,7 +370,7 @@ def _ids(rig: Rig) -> set[int]:
     return {int(row[0]) for row in mirror_rows(rig.lake, "public/t", ["id"])}
 
 
-def test_operators_request_is_valid_until_the_operator_withdraws_it(rig: Rig) -> None:
+def test_operators_requests_are_valid_until_the_operator_withdraws_them(rig: Rig) -> None:
     layout = rig.settings.layout
     assert operator_requests(layout) == OperatorRequests()
     follow_until(layout, Lsn(0x10))
@@ -467,13 +469,13 @@ def _open(rig: Rig) -> InProgressDocument | None:
 
 
 @pytest.mark.timeout(300)
-def test_status_shows_open_transactions_with_size_and_age(rig: Rig) -> None:
+def test_status_shows_transactions_in_progress_with_size_and_age(rig: Rig) -> None:
     rig.conn.execute(f"ALTER DATABASE {rig.conn.info.dbname} SET logical_decoding_work_mem = '64kB'".encode())
     rig.setup()
     rig.sync()
     with closing(psycopg.connect(rig.settings.source or "", autocommit=True)) as other:
         _followed(rig, other)
-        assert _open(rig) is None, "nobody receives any more"
+        assert _open(rig) is None, "no receiver runs any more"
     rig.assert_equal()
 
 
@@ -524,7 +526,7 @@ def commits(rig: Rig, table: str) -> int:
 
 
 @pytest.mark.long
-def test_number_of_points_and_commits_does_not_grow_with_the_number_of_turns(
+def test_number_of_kept_points_and_commits_does_not_grow_with_the_number_of_turns(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "GRACE", timedelta(0))

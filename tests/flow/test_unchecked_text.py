@@ -64,10 +64,10 @@ def test_text_that_is_not_utf8_sets_only_its_table_aside(
         assert name == T
         assert "column 'v' has a value that is not text in UTF-8, in the row with id = 30" in reason
         row = TableStates(settings.layout).all()[T]
-        assert before <= row.lsn < after, "the transaction of the bad text, and none before it"
+        assert before <= row.lsn < after, "the LSN is in the transaction of the bad text"
         rig.assert_equal("public.u")
         mirror = DeltaTable(path_of(settings.layout.mirror(TableName("public", "u"))))
-        assert mirror.metadata().description is None, "a comment is nobody's trouble"
+        assert mirror.metadata().description is None, "a comment that is not valid text is left out"
         assert mirror.schema().fields[1].metadata["comment"] == "café"
 
         report = rig.engine().sync(Bounds(), copy_anew=[T])

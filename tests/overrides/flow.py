@@ -17,7 +17,7 @@ override("point_is_above_the_log", "pgcdc_assets.flow.progress:TablesProgress.pu
 override("copying_tables_are_listed", "pgcdc_assets.structure.listing:versions_at",
     lambda original: with_instead(original, "record.replay_lsn == lsn", "record.replay_lsn <= lsn"),
     rule="a consistent point lists only tables whose mirrors are at its LSN",
-    test="tests/flow/test_progress.py::test_point_lists_only_tables_that_have_reached_it")  # fmt: skip
+    test="tests/flow/test_progress.py::test_point_lists_only_tables_that_have_reached_its_lsn")  # fmt: skip
 override("structure_is_listed_below_its_catalog_check", "pgcdc_assets.structure.listing:shown",
     lambda _: lambda record, lsn: True,
     rule="a table is listed in no point below the catalog check that showed its structure",
@@ -25,7 +25,7 @@ override("structure_is_listed_below_its_catalog_check", "pgcdc_assets.structure.
 override("point_without_a_catalog_check", "pgcdc_assets.flow.catalogwatch:CatalogWatch.is_current",
     lambda _: property(lambda self: self._seen is not None),
     rule="no point lists a table whose mirror is wrong because of DDL below the point",
-    test="tests/flow/test_catalogwatch.py::test_no_point_lists_a_table_after_ddl_made_its_mirror_wrong")  # fmt: skip
+    test="tests/flow/test_catalogwatch.py::test_no_point_lists_a_table_after_ddl_that_requires_a_new_copy")  # fmt: skip
 override("points_promise_missing_messages", "pgcdc_assets.flow.messages:messages_at",
     lambda _: lambda work, lsn: lsn,
     rule="a point states that it has the messages only if the feed of messages is complete up to its LSN",

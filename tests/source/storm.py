@@ -1,4 +1,5 @@
-"""A source whose tables are altered all the time, and an application that measures how long its queries take."""
+"""A source whose tables are altered all the time (a storm), and an application that measures how long its queries
+take."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ WHERE NOT wanted.granted AND a.application_name LIKE 'pgcdc%' AND a.datname = cu
 
 @dataclass
 class Storm:
-    """Sessions that alter and query tables until the test ends. ``longest``: the longest time of a query, in
-    seconds."""
+    """Sessions that alter tables, and sessions of an application that queries the tables. ``longest`` is the longest
+    time of a query in seconds."""
 
     database: Database
     longest: float = 0
@@ -132,8 +133,8 @@ class Storm:
 
 @contextmanager
 def _publication_dropped() -> Iterator[None]:
-    """Ignores an error that PostgreSQL raises also without pgcdc. A write to a table lists the table's publications,
-    then reads each publication. It fails if a publication is dropped between these steps."""
+    """Ignores an error that PostgreSQL raises even without pgcdc. A write to a table first lists the table's
+    publications, then reads each publication. The write fails if a publication was dropped in between."""
     try:
         yield
     except psycopg.errors.InternalError_ as error:

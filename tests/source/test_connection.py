@@ -43,7 +43,7 @@ def test_text_forms_of_values_do_not_depend_on_the_servers_defaults(database: Da
         assert walsender.execute(query) == [row]
 
 
-def test_session_settings_hold_if_a_pooler_drops_the_startup_options(
+def test_our_sessions_have_their_settings_even_if_a_pooler_drops_the_startup_options(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PgBouncer drops the startup options if it is configured to ignore unknown parameters."""
@@ -57,7 +57,7 @@ def test_session_settings_hold_if_a_pooler_drops_the_startup_options(
         assert walsender.execute(shown) == [told]
 
 
-def test_timeouts_of_roles_and_databases_do_not_apply_to_our_sessions(database: Database) -> None:
+def test_timeouts_set_for_a_role_or_database_do_not_apply_to_our_sessions(database: Database) -> None:
     names = ["statement_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"]
     with database.connect() as admin:
         if admin.info.server_version >= 170000:
@@ -178,7 +178,7 @@ def test_an_error_because_the_server_is_starting_up_is_retryable(text: str) -> N
     )
 
 
-def test_a_server_without_walsenders_is_named_as_the_cause(tmp_path: Path, pg_version: int) -> None:
+def test_the_error_for_a_server_that_allows_no_walsenders_names_the_cause(tmp_path: Path, pg_version: int) -> None:
     with new_server(tmp_path / "pg", pg_version, settings={**TEST_SETTINGS, "max_wal_senders": "0"}) as server:
         with pytest.raises(SourceUnavailable) as caught:
             ReplicationConnection.open(server.conninfo_of("postgres"))
@@ -222,7 +222,7 @@ def test_the_error_names_target_session_attrs_if_it_rejects_the_server(wanted: s
     assert "check that the server runs" not in str(refused.value)
 
 
-def test_a_service_file_with_replication_set_still_gives_an_ordinary_session(
+def test_a_service_file_that_sets_replication_still_gives_an_ordinary_session(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = conninfo_to_dict(database.conninfo)
@@ -309,7 +309,9 @@ def _reaches(route: SourceRoute) -> bool:
         return conn.execute("SELECT current_user::text, current_database()::text").fetchone() == ("walled", "postgres")
 
 
-def test_a_route_contains_the_libpq_variables(walled: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_route_contains_the_values_of_the_libpq_environment_variables(
+    walled: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("PGHOST", str(walled.socket_folder))
         patch.setenv("PGUSER", "walled")
@@ -368,7 +370,7 @@ def test_a_route_contains_tls_files_which_are_deleted_after_use(
     assert not any(path.exists() for path in paths)
 
 
-def test_a_route_can_be_pickled_and_is_never_printed() -> None:
+def test_a_route_can_be_pickled_and_its_repr_shows_no_secret() -> None:
     route = SourceRoute("host=db password=secret", {"sslkey": b"secret"})
     assert pickle.loads(pickle.dumps(route)) == route
     assert "secret" not in repr(route)

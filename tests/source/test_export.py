@@ -232,7 +232,7 @@ def test_a_prepared_transaction_of_another_database_is_named_by_gid(database: Da
             pass
 
 
-def test_the_end_of_the_session_that_holds_the_snapshot_is_noticed(database: Database) -> None:
+def test_the_end_of_the_session_that_holds_the_snapshot_is_an_error(database: Database) -> None:
     with database.connect() as conn:
         publish(conn)
         with pytest.raises(SourceUnavailable, match="held"), exported_snapshot(database.conninfo) as snapshot:  # noqa: PT012
@@ -243,7 +243,7 @@ def test_the_end_of_the_session_that_holds_the_snapshot_is_noticed(database: Dat
                 pass
 
 
-def test_the_gate_opens_when_a_new_snapshot_shows_the_same_transactions_as_ended() -> None:
+def test_the_gate_opens_when_the_ended_transactions_have_also_ended_in_a_new_snapshot() -> None:
     """The gate delays a copy until each transaction that the slot's snapshot shows as ended has also ended according to
     a new snapshot."""
     ours = _Xids.parse("10:20:12,15")

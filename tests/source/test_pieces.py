@@ -51,7 +51,7 @@ def test_pieces_cover_every_row_once_despite_holes_and_toast(database: Database)
     assert sorted(ids) == [*range(1, 3000), *range(5001, 10001)]
     assert len(set(ids)) == len(ids)
     assert parts[0][0].condition.count("ctid <") == 1
-    assert "ctid <" not in parts[-1][0].condition, "the last piece is open-ended"
+    assert "ctid <" not in parts[-1][0].condition, "the last piece has no upper limit"
     assert sum(piece.bytes_estimate for piece, _ in parts) > 6 * MIB
 
 

@@ -69,7 +69,7 @@ def about(findings: list[Finding], thing: str) -> list[str]:
     return [finding.what for finding in findings if thing in finding.thing]
 
 
-def test_columns_and_tables_whose_changes_pgcdc_may_miss_are_reported(database: Database, settings: Settings) -> None:
+def test_setup_reports_columns_and_tables_whose_changes_pgcdc_may_miss(database: Database, settings: Settings) -> None:
     with database.connect() as conn:
         conn.execute("""
             CREATE TYPE tagged AS (n int, r regclass[]); CREATE TABLE plain (id int PRIMARY KEY);
@@ -83,7 +83,7 @@ def test_columns_and_tables_whose_changes_pgcdc_may_miss_are_reported(database: 
         assert unlogged.startswith("tables public.parted_1: have no TOAST table")
 
 
-def test_setup_creates_publications_then_the_slot_and_can_be_repeated(
+def test_setup_creates_publications_before_the_slot_and_can_be_repeated(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute(DDL)
@@ -137,7 +137,7 @@ def test_no_write_on_the_source_fails_because_of_setup(
         column = "a" if table in ("bag", "keyless") else "id"
         conn.execute(sql.SQL("UPDATE {} SET {c} = {c}").format(sql.Identifier(table), c=sql.Identifier(column)))
         conn.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
-    assert "r2" in published(conn, "Our pub"), "a new partition of a keyed root is followed at once"
+    assert "r2" in published(conn, "Our pub"), "a new partition of a root with a key is published at once"
 
 
 def test_no_write_fails_while_a_key_is_replaced_as_setup_advises(
@@ -225,7 +225,7 @@ def test_a_publication_of_another_owner_is_used_unchanged(
     assert slots(conn) == []
 
 
-def test_a_slot_that_exists_before_its_publication_is_refused(
+def test_setup_refuses_an_existing_slot_if_its_publication_does_not_exist(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
@@ -247,7 +247,9 @@ def test_setup_that_waits_too_long_for_an_open_transaction_fails_and_names_it(
     assert setup(settings, database.conninfo).created == [f"slot {settings.slot}"]
 
 
-def test_each_missing_right_is_reported(conn: psycopg.Connection, settings: Settings, database: Database) -> None:
+def test_setup_reports_each_right_that_the_role_lacks(
+    conn: psycopg.Connection, settings: Settings, database: Database
+) -> None:
     role = f"plain_{secrets.token_hex(4)}"
     conn.execute(f"CREATE ROLE {role} LOGIN; CREATE TABLE a (id int PRIMARY KEY);"
                  f"CREATE TABLE s (id int PRIMARY KEY); ALTER TABLE s ENABLE ROW LEVEL SECURITY;"
@@ -274,7 +276,9 @@ def test_each_missing_right_is_reported(conn: psycopg.Connection, settings: Sett
         conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def test_missing_rights_on_a_table_are_reported_in_one_sentence(conn: psycopg.Connection, database: Database) -> None:
+def test_all_missing_rights_on_a_table_are_reported_in_one_message(
+    conn: psycopg.Connection, database: Database
+) -> None:
     """The statements in the message end without a semicolon, because a semicolon separates the problem from the
     advice."""
     role = f"plain_{secrets.token_hex(4)}"
@@ -292,7 +296,7 @@ def test_missing_rights_on_a_table_are_reported_in_one_sentence(conn: psycopg.Co
         conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def test_names_that_need_quotes_are_quoted(conn: psycopg.Connection, database: Database, settings: Settings) -> None:
+def test_setup_quotes_names_that_need_quotes(conn: psycopg.Connection, database: Database, settings: Settings) -> None:
     odd = settings.model_copy(update={"publication": "p\"u'b, %s {} ☃"})
     conn.execute('CREATE SCHEMA "S{}"; CREATE TABLE "S{}"."T""%s;" (id int PRIMARY KEY)')
     report = setup(odd, database.conninfo)
@@ -302,7 +306,7 @@ def test_names_that_need_quotes_are_quoted(conn: psycopg.Connection, database: D
     assert len(teardown(odd, database.conninfo, report.created)) == 3
 
 
-def test_the_name_of_the_insert_only_publication_fits_postgresql() -> None:
+def test_the_name_of_the_insert_only_publication_is_not_too_long_for_postgresql() -> None:
     assert inserts_name("pgcdc") == "pgcdc_inserts"
     assert len(inserts_name("ü" * 31).encode()) <= 63
 

@@ -126,8 +126,8 @@ def test_a_long_wait_is_logged_if_on_wait_is_not_set(database: Database, caplog:
 
 
 @pytest.mark.long
-def test_a_wait_can_be_interrupted(path: DeadPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception raised by a signal handler ends the wait at once. The session cannot be used afterwards."""
+def test_an_exception_in_a_signal_handler_interrupts_a_wait(path: DeadPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception ends the wait at once. The session cannot be used afterwards."""
     monkeypatch.setattr(SourceConnection, "patience", Patience(60, 60))
     for query in (connect(path.conninfo).execute, ReplicationConnection.open(path.conninfo).execute):
         path.die()

@@ -147,16 +147,16 @@ def test_a_slot_whose_wal_was_removed_is_reported_lost(tmp_path: Path, version: 
 # Positions of the source's WAL, as SQL reports them -------------------------------------------------
 
 
-def test_a_record_ends_before_the_header_of_the_next_page(database: Database) -> None:
-    """After a record that fills a page or file, the insert position is after the next page's header. A flush position
-    is never after a page header."""
+def test_the_end_of_a_wal_record_is_read_as_a_position_before_the_next_page_header(database: Database) -> None:
+    """If a record fills a page or file, PostgreSQL's insert position is after the next page's header, which no flush
+    position is. So pgcdc's query returns the position before this header."""
     with database.connect() as conn:
 
         def at(query: str) -> Lsn:
             return Lsn.parse(str(conn.execute(query.encode()).fetchall()[0][0]))
 
-        # A try takes some milliseconds, and fails if another session writes WAL. An autovacuum may write during more
-        # than fifty tries.
+        # An attempt takes some milliseconds, and fails if another session writes WAL. An autovacuum may write during
+        # more than fifty attempts.
         for _ in range(3000):
             before = at(RECORD_END)
             bare = at("SELECT pg_logical_emit_message(false, '', '')") - before
@@ -236,7 +236,7 @@ def view_rows(conn: psycopg.Connection, name: str) -> list[tuple[object, ...]]:
     return conn.execute(query.encode(), ["g" if conn.info.server_version < 180000 else "", name]).fetchall()
 
 
-def test_published_tables_read_without_locks_equal_the_view(database: Database, names: list[str]) -> None:
+def test_published_tables_read_without_locks_equal_pg_publication_tables(database: Database, names: list[str]) -> None:
     with database.connect() as conn:
         for name in set(names) - {"filtered"}:
             assert read_beside_locks(conn, [name]) == view_rows(conn, name), name

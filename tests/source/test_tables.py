@@ -46,11 +46,13 @@ def test_types_are_resolved_to_their_base_and_element(database: Database) -> Non
     assert (domain.family, domain.base) == ("d", PgType(1700, "numeric", (10 << 16 | 2) + 4))
     assert column(table, "dd").type.element == domain
     assert column(table, "m").type.family == "e"
-    assert column(table, "iv").type.element is None, "int2vector prints without braces: no array"
+    assert column(table, "iv").type.element is None, (
+        "the text of an int2vector has no braces, so it is not read as an array"
+    )
     assert column(table, "b").type.delimiter == ";"
 
 
-def test_attnums_skip_dropped_columns_and_defaults_for_older_rows_are_returned(database: Database) -> None:
+def test_attnums_are_read_with_gaps_for_dropped_columns_and_with_defaults_for_older_rows(database: Database) -> None:
     table = tables_of(
         database,
         "CREATE TABLE t (gone int, id int PRIMARY KEY, late int); INSERT INTO t VALUES (1, 1, 1);"
@@ -223,7 +225,7 @@ def test_catalog_facts_of_a_relation_that_is_not_published_are_read(database: Da
         assert [column.attnum for column in table.columns] == [1, 2]
 
 
-def test_keyless_roots_are_multisets_only_if_every_leaf_sends_whole_rows(database: Database) -> None:
+def test_a_root_without_a_key_is_a_multiset_only_if_every_leaf_sends_whole_rows(database: Database) -> None:
     found = tables_of(
         database,
         "CREATE TABLE bag (id int) PARTITION BY LIST (id); CREATE TABLE bag1 PARTITION OF bag FOR VALUES IN (1);"
@@ -235,10 +237,10 @@ def test_keyless_roots_are_multisets_only_if_every_leaf_sends_whole_rows(databas
     )
     assert found["bag"].multiset
     assert found["bag"].updates_seen
-    assert not found["mixed"].updates_seen, "a key that only one leaf has is no key of the root"
+    assert not found["mixed"].updates_seen, "a key that only one leaf has is not a key of the root"
 
 
-def test_odd_names_and_two_schemas_are_read(database: Database) -> None:
+def test_tables_with_odd_names_and_tables_of_several_schemas_are_read(database: Database) -> None:
     ddl = (
         'CREATE SCHEMA "Odd Schema"; CREATE SCHEMA other; CREATE TABLE t (id int PRIMARY KEY);'
         'CREATE TABLE other.t (id int PRIMARY KEY); CREATE TABLE "Odd Schema"."Select {} %s" ("a.b ☃" int PRIMARY KEY);'
@@ -294,7 +296,7 @@ def test_attnums_of_leaves_are_mapped_to_those_of_the_root(database: Database) -
     first, second, third = r.leaves
     assert r.attnums_given == r.highest_attnum == 5
     assert first.numbering == ((1, 0),)
-    assert second.numbering == ((2, -1), (3, 0)), "the column that had another place was dropped"
+    assert second.numbering == ((2, -1), (3, 0)), "the column whose attnum differed was dropped"
     assert third.numbering == odd
     assert [third.at_root(attnum) for attnum in (2, 6, 8, 9)] == [1, 3, 4, 5] == list(r.live)
     assert [third.of_root(attnum) for attnum in r.live] == [2, 6, 8, 9]

@@ -177,9 +177,7 @@ def test_each_type_has_a_sample_value(made: Database) -> None:
     assert {name for (name,) in types} - VALUES.keys() - WITHOUT_INPUT == set()
 
 
-def test_each_setting_that_changes_a_text_is_set_in_our_sessions(
-    made: Database, changing: list[tuple[str, str]]
-) -> None:
+def test_our_sessions_set_each_setting_that_can_change_a_text(made: Database, changing: list[tuple[str, str]]) -> None:
     found = {name for name, _ in changing}
     assert found == KNOWN - (set() if made.server.version >= LISTS_SINCE else {"standard_conforming_strings"})
     with connect(made.conninfo) as conn:
@@ -187,7 +185,7 @@ def test_each_setting_that_changes_a_text_is_set_in_our_sessions(
     assert found <= {name for (name,) in pinned}
 
 
-def test_no_default_changes_a_text(
+def test_no_default_of_database_or_role_or_environment_changes_a_text(
     made: Database, changing: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sets defaults of the database, of the role, of the role in the database, and in the environment variables of
@@ -206,7 +204,9 @@ def test_no_default_changes_a_text(
         monkeypatch.setenv("PGDATESTYLE", "German")
         try:
             with made.connect() as conn:
-                assert "-1.234.567,89 €" in _texts(conn, query), "these defaults do not change the text"
+                assert "-1.234.567,89 €" in _texts(conn, query), (
+                    "the defaults must change the text in an ordinary session"
+                )
             monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
             for row_security in (True, False):
                 with connect(made.conninfo, row_security=row_security) as conn:
@@ -217,7 +217,7 @@ def test_no_default_changes_a_text(
             admin.execute("ALTER ROLE postgres RESET ALL")
 
 
-def test_a_role_whose_transactions_are_read_only_by_default_can_run_setup(made: Database) -> None:
+def test_a_role_whose_transactions_are_read_only_by_default_can_create_publications(made: Database) -> None:
     with made.connect() as admin:
         admin.execute(f"ALTER ROLE postgres IN DATABASE {made.name} SET default_transaction_read_only = on".encode())
     try:

@@ -87,9 +87,9 @@ def test_a_copy_that_waits_for_a_locked_table_neither_holds_nor_requests_a_lock(
         assert b"".join(rows).count(b"\n") == ROWS
 
 
-@pytest.mark.parametrize("reader_rests", [False, True], ids=["cancelled", "terminated"])
+@pytest.mark.parametrize("reader_pauses", [False, True], ids=["cancelled", "terminated"])
 def test_a_session_that_requests_a_lock_gets_it_while_a_copy_reads_the_table(
-    database: Database, reader_rests: bool
+    database: Database, reader_pauses: bool
 ) -> None:
     """pgcdc cancels its copy. While the server waits until its client has received rows, it ignores cancel requests. In
     this case, pgcdc terminates the session of its copy."""
@@ -102,7 +102,7 @@ def test_a_session_that_requests_a_lock_gets_it_while_a_copy_reads_the_table(
             rows += block.count(b"\n")
             if not waits:
                 reading.set()
-                if reader_rests:
+                if reader_pauses:
                     going_on.wait(20)
                 else:
                     time.sleep(0.01)
@@ -145,7 +145,9 @@ def test_a_copy_that_ignores_cancel_requests_is_terminated(database: Database) -
 
 
 @pytest.mark.long
-def test_a_copy_that_is_interrupted_each_time_gives_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_fails_if_each_of_its_attempts_is_interrupted(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each time that the copy reads the table, another session requests a lock on the table."""
     monkeypatch.setattr(reading, "READINGS", 3)
     begun = threading.Semaphore(0)
@@ -188,8 +190,8 @@ NAMES = [TableName("public", table) for table in TABLES]
 
 
 class Ours:
-    """Repeats everything that pgcdc does on a source. ``done``: how often each action completed. Actions on tables are
-    counted once per table."""
+    """Repeats everything that pgcdc does on a source. ``done`` counts how often each action completed. An action on
+    tables counts once per table."""
 
     def __init__(self, database: Database, root: Path) -> None:
         self._lake = Lake(database.conninfo, root)
@@ -214,10 +216,12 @@ class Ours:
             def read(piece: Piece) -> None:
                 list(copy_blocks(conninfo, snapshot.name, piece, 1 << 16))
 
-            for future in [readers.submit(self._told, "copied", read, piece) for of in cut.values() for piece in of]:
+            for future in [
+                readers.submit(self._read_and_count, "copied", read, piece) for of in cut.values() for piece in of
+            ]:
                 future.result()
 
-    def _told(self, what: str, read: Callable[[Piece], None], piece: Piece) -> None:
+    def _read_and_count(self, what: str, read: Callable[[Piece], None], piece: Piece) -> None:
         try:
             read_whole(lambda: read(piece))
             self.done[what] += 1
@@ -250,7 +254,9 @@ def stormy(database: Database, root: Path) -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [4, 60])
-def test_ddl_storm_hardly_delays_the_application(database: Database, tmp_path: Path, seconds: int) -> None:
+def test_pgcdc_hardly_delays_an_application_during_continuous_ddl(
+    database: Database, tmp_path: Path, seconds: int
+) -> None:
     told: list[str] = []
     with stormy(database, tmp_path):
         for _ in range(STORMS):
@@ -260,7 +266,7 @@ def test_ddl_storm_hardly_delays_the_application(database: Database, tmp_path: P
             ours = Ours(database, tmp_path)
             with beside.blowing():
                 ours.until(time.monotonic() + seconds)
-            assert beside.held == [], "pgcdc waited for a table lock and held another"
+            assert beside.held == [], "pgcdc waited for a table lock while it held another table lock"
             assert beside.longest < GIVEN_UP_SECONDS
             told.append(
                 f"longest of {beside.queries} queries {beside.longest:.2f} s beside us and {beside.altered} changes,"

@@ -84,7 +84,9 @@ def test_closing_the_stream_releases_the_slot_at_once(
         walsender.drop_slot(slot)
 
 
-def test_each_slot_error_has_its_class(walsender: ReplicationConnection, database: Database, slot: str) -> None:
+def test_each_error_of_a_slot_raises_its_own_class(
+    walsender: ReplicationConnection, database: Database, slot: str
+) -> None:
     with pytest.raises(SlotMissing) as missing:
         walsender.start(slot, ZERO, ["p"])
     assert missing.value.thing == f"slot {slot}"
@@ -122,7 +124,7 @@ def test_lock_timeout_ends_the_wait_of_slot_creation_for_a_writer(
     assert walsender.create_slot(slot, temporary=True, export=True).snapshot_name
 
 
-def test_names_are_quoted_for_the_replication_grammar() -> None:
+def test_names_are_quoted_as_replication_commands_require() -> None:
     assert identifier('a"b') == '"a""b"'
     assert literal("a'b\\c") == "'a''b\\c'"
 
@@ -187,7 +189,7 @@ def test_frames_do_not_depend_on_how_the_bytes_arrive(messages: list[tuple[bytes
     assert found == [body for kind, body in messages if kind == b"d"]
 
 
-def test_a_frame_larger_than_the_buffer_is_read(pair: tuple[socket.socket, SocketReader]) -> None:
+def test_a_frame_that_is_larger_than_the_read_buffer_is_read(pair: tuple[socket.socket, SocketReader]) -> None:
     server, reader = pair
     large = bytes(5_000_000)
     data = message(b"d", b"before") + message(b"d", large) + message(b"d", b"after")
@@ -237,7 +239,7 @@ def test_a_stream_that_the_server_ends_is_recognised(pair: tuple[socket.socket, 
         reader.take()
 
 
-def test_an_invalid_message_is_refused(pair: tuple[socket.socket, SocketReader]) -> None:
+def test_a_message_of_an_unknown_kind_from_the_server_is_refused(pair: tuple[socket.socket, SocketReader]) -> None:
     server, reader = pair
     server.sendall(b"\x16\x03\x01\x02\x00\x01")
     reader.pull()
@@ -245,7 +247,9 @@ def test_an_invalid_message_is_refused(pair: tuple[socket.socket, SocketReader])
         reader.take()
 
 
-def test_nothing_is_lost_when_the_server_reads_late(pair: tuple[socket.socket, SocketReader]) -> None:
+def test_status_updates_are_sent_completely_even_if_the_server_reads_late(
+    pair: tuple[socket.socket, SocketReader],
+) -> None:
     """Sending a status update never waits for the server, because the server may be waiting for the receiver to
     read."""
     server, reader = pair
@@ -265,7 +269,7 @@ NAMES = {"publication_names": '"p","odd, ""name"""', "messages": "true"}
 
 
 @pytest.mark.parametrize("version", [14, 15, 16, 17, 18, 19])
-def test_the_default_is_protocol_version_1(version: int) -> None:
+def test_protocol_version_1_is_requested_by_default(version: int) -> None:
     assert PluginOptions.of(version) == FIRST_VERSION
     assert FIRST_VERSION.given(["p", 'odd, "name"']) == {"proto_version": "1", **NAMES}
 
