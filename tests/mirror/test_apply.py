@@ -134,7 +134,7 @@ def test_changes_of_every_kind_in_one_turn(pipe: Pipeline) -> None:
         assert case.done in (None, counted), f"{name}: {counted}"
     assert pipe.parts["toasted"].masked == (3,)
     assert len(pipe.mirrored("toasted", ["v"])[0][0]) > 10_000
-    assert pipe.turn() == {}, "nothing new"
+    assert pipe.turn() == {}, "a second turn finds no changes"
 
 
 @pytest.mark.long
@@ -171,7 +171,7 @@ def test_a_table_whose_mirror_lacks_a_row_is_set_aside_and_the_mirror_is_unchang
     pipe.same("u")
 
 
-def test_applying_a_turn_can_be_repeated_and_resumed_after_a_crash(pipe: Pipeline) -> None:
+def test_a_turn_that_is_applied_again_after_a_crash_changes_nothing_twice(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")

@@ -25,7 +25,7 @@ from tests.mirror.pipeline import Pipeline
     LakeError("is damaged"), ProtocolError("a value is not valid for its type"), FileNotFoundError(2, "no", "/lake/x"),
     MemoryError(), PermissionError(13, "no"), ValueError("Karl"), OSError("Karl"), OSError("gone (os error 2)"),
 ])  # fmt: skip
-def test_a_failure_of_one_table_is_recognised(error: Exception) -> None:
+def test_an_error_that_concerns_one_table_is_recognised(error: Exception) -> None:
     told = of_one_table(error)
     assert told
     assert "Karl" not in told
@@ -38,7 +38,7 @@ def test_a_failure_of_one_table_is_recognised(error: Exception) -> None:
     AnalysisException("Job aborted: java.io.IOException: No space left on device"),
     TimeoutError(), TypeError("a fault of this program"), DeltaError("unknown"),
 ])  # fmt: skip
-def test_a_failure_of_all_tables_is_not_a_failure_of_one_table(error: BaseException) -> None:
+def test_an_error_that_concerns_the_whole_run_is_not_blamed_on_one_table(error: BaseException) -> None:
     assert of_one_table(error) is None
 
 
@@ -70,7 +70,7 @@ def _garble(path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_broken_mirrors_do_not_prevent_the_turn_of_other_mirrors(pipe: Pipeline) -> None:
+def test_a_turn_applies_changes_to_other_mirrors_if_some_mirrors_are_broken(pipe: Pipeline) -> None:
     names = ["sound", "emptied", "removed", "garbled", "vector", "retyped", "dropped", "taken", "feed"]
     for name in names:
         pipe.run(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
@@ -150,8 +150,11 @@ def test_a_column_that_another_writer_added_is_null_in_rows_that_pgcdc_writes(pi
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("times", [1, ATTEMPTS])
-def test_a_lost_commit_race_sets_no_table_aside(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """During a turn, another writer commits to the mirror just before pgcdc does: once, or before each attempt."""
+def test_a_table_is_not_set_aside_if_another_writer_commits_first(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """During a turn, another writer commits to the mirror just before pgcdc does: once, or before each of pgcdc's
+    attempts."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
     left = [times]

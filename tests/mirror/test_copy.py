@@ -260,7 +260,7 @@ def test_no_part_of_a_copy_runs_after_its_failure(copying: Copying) -> None:
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("copy_")]
 
 
-def test_an_error_about_invalid_utf8_does_not_show_the_row() -> None:
+def test_an_error_about_an_invalid_block_does_not_show_the_row() -> None:
     table = Table(1, TableName("public", "t"), ())
     table = replace(table, columns=(_text_column(),))
     reader = BlockReader(table, ("_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw"), 5)

@@ -90,7 +90,7 @@ def _changed(version: int) -> str:
 
 
 @pytest.mark.parametrize("name", COMMITS)
-def test_only_a_change_of_rows_by_another_writer_is_reported(mirror: Mirror, name: str) -> None:
+def test_commits_of_another_writer_are_reported_only_if_they_changed_rows(mirror: Mirror, name: str) -> None:
     commit, changes = COMMITS[name]
     before = opened(mirror.path).number
     commit(DeltaTable(path_of(mirror.path)))
@@ -104,7 +104,7 @@ def test_only_a_change_of_rows_by_another_writer_is_reported(mirror: Mirror, nam
     assert change_since(mirror.path, OWNER.app_id(), before) is None
 
 
-def test_a_commit_marked_as_no_data_change_is_checked_by_its_row_count(mirror: Mirror) -> None:
+def test_a_commit_marked_as_no_data_change_is_reported_if_it_changes_the_number_of_rows(mirror: Mirror) -> None:
     version = opened(mirror.path).number
     files = [{"add": file.action | {"dataChange": False}} for file in live_files(mirror.path)]
     removed = [{"remove": {"path": one["add"]["path"], "dataChange": False}} for one in files]
@@ -131,7 +131,7 @@ def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path
     assert change_since(mirror.path, OWNER.app_id(), version) == _changed(again + 1)
 
 
-def test_readers_refuse_a_mirror_at_points_after_another_writer_changed_its_rows(
+def test_readers_refuse_a_mirror_at_points_above_a_change_of_its_rows_by_another_writer(
     mirror: Mirror, tmp_path: Path
 ) -> None:
     points, durable = ConsistentPoints(Layout.of(tmp_path)), DurableVersions(Layout.of(tmp_path), OWNER.app_id())
@@ -156,7 +156,7 @@ def test_readers_refuse_a_mirror_at_points_after_another_writer_changed_its_rows
     assert durable.changed == {}
 
 
-def test_a_step_is_repeated_only_after_a_lost_commit_race() -> None:
+def test_a_step_is_repeated_only_if_another_writer_committed_first() -> None:
     tries: list[Exception] = []
 
     def step(*errors: Exception) -> int:

@@ -81,7 +81,7 @@ def test_a_recreated_column_has_another_physical_name(tmp_path: Path) -> None:
     assert fields(mirror)["a"]["metadata"]["delta.columnMapping.physicalName"].startswith("col-")
 
 
-def test_no_column_id_is_used_twice(tmp_path: Path) -> None:
+def test_no_column_id_of_column_mapping_is_used_twice(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     first = relabelled(mirror, table(ID, N, Column(4, "a", TEXT)))
     then = fields(mirror)["a"]["metadata"]["delta.columnMapping.id"]
@@ -232,10 +232,12 @@ def test_comments_are_written_once_and_removed_when_the_source_removes_them(tmp_
     assert _told(mirror) == {"": "all", "a": "said"}
     now = _now(mirror)
     assert (now.positions, now.files, now.protocol) == (before.positions, before.files, before.protocol)
-    assert commented(mirror, replace(T, comments=SAID)) == version, "nothing is left to do"
+    assert commented(mirror, replace(T, comments=SAID)) == version, "the same comments cause no commit"
     commented(mirror, T)
     assert _told(mirror) == {}
-    assert stated(_now(mirror).metadata).fields == stated(before.metadata).fields, "no mark is left behind"
+    assert stated(_now(mirror).metadata).fields == stated(before.metadata).fields, (
+        "the metadata is as it was before the comments"
+    )
     assert commented(mirror, T) == version + 1
 
 
@@ -266,7 +268,7 @@ def test_a_renamed_column_keeps_its_comment(tmp_path: Path) -> None:
     commented(mirror, before)
     after = relabelled(mirror, table(ID, replace(A, name="n"), replace(other, name="a")), before)
     assert _told(mirror) == {"a": "of n", "n": "of a"}
-    assert after.comments == before.comments, "they are by attnum"
+    assert after.comments == before.comments, "the table lists its comments by attnum"
     assert commented(mirror, after) == _now(mirror).number
     assert json.loads(_now(mirror).configuration[STRUCTURE])["table"]["comments"] == []
     commented(mirror, replace(after, comments=((3, "of n"),)))
@@ -283,12 +285,12 @@ def test_writing_comments_keeps_column_ids_and_physical_names(tmp_path: Path) ->
     assert {name: metadata[name] for name in ("id", "n")} == {name: before[name] for name in ("id", "n")}
 
 
-def test_a_mirror_without_a_copy_cannot_be_commented(tmp_path: Path) -> None:
+def test_comments_cannot_be_written_to_a_mirror_without_a_copy(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     with pytest.raises(LakeError, match="contains no copy"):
         commented(mirror, replace(T, name=replace(T.name, name="other")))
 
 
-def test_comments_survive_the_json_form_of_a_table() -> None:
+def test_comments_are_kept_when_a_table_is_saved_as_json_and_read_again() -> None:
     saved = replace(T, comments=SAID)
     assert Table.from_json(json.loads(json.dumps(saved.to_json()))) == saved

@@ -49,12 +49,12 @@ def written(mirror: Mirror, schema: MirrorSchema, columns: list[pa.Array]) -> Fi
 
 
 @pytest.mark.parametrize("name", ["a b", "a,b", "a;b", "{a", "a)", "a=b", "a\tb", "a\nb"])
-def test_names_that_delta_refuses_are_mapped(name: str) -> None:
+def test_a_column_name_that_delta_refuses_requires_column_mapping(name: str) -> None:
     assert needs_column_mapping(["id", name])
 
 
 @pytest.mark.parametrize("name", ["a.b", "Select", "a`b", 'a"b', "größe", "🦆", "a/b", "a%20b", "a'b", "$"])
-def test_all_other_names_are_kept_as_they_are(name: str) -> None:
+def test_any_other_column_name_requires_no_column_mapping(name: str) -> None:
     assert not needs_column_mapping(["id", name])
 
 
@@ -101,7 +101,7 @@ def test_a_mirror_has_its_properties_and_positions(tmp_path: Path) -> None:
     assert (anew.snapshot_lsn, anew.replay_lsn) == (120, 120)
 
 
-def test_a_mirror_object_stays_at_its_version(tmp_path: Path) -> None:
+def test_a_mirror_object_keeps_its_version_when_a_newer_version_is_committed(tmp_path: Path) -> None:
     mirror = made(tmp_path, table_of("id", key=(1,)))
     version = commit(mirror.path, [], "append", {mirror.snapshot_app_id: 100})
     assert (mirror.version, mirror.snapshot_lsn) == (0, None)
@@ -132,7 +132,7 @@ def test_a_mirror_of_another_project_is_refused(tmp_path: Path) -> None:
         _ = Mirrors(Layout.of(tmp_path), other).open(table.name).exists
 
 
-def test_a_mirror_begun_by_a_run_that_died_is_completed(tmp_path: Path) -> None:
+def test_a_mirror_is_created_although_an_earlier_run_died_while_it_created_the_mirror(tmp_path: Path) -> None:
     """The run died while it created the Delta table: the log's folder and a draft exist, but no first commit."""
     log = tmp_path / "t" / "_delta_log"
     log.mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_a_mirror_begun_by_a_run_that_died_is_completed(tmp_path: Path) -> None:
     assert DeltaTable(log.parent).version() == 0
 
 
-def test_a_copy_that_lost_its_log_in_a_power_cut_begins_again(tmp_path: Path) -> None:
+def test_a_mirror_is_created_again_if_a_power_cut_destroyed_its_delta_log(tmp_path: Path) -> None:
     """The data files were synced to disk before the power cut, but the name of the Delta log's folder was not."""
     left = tmp_path / "t" / f"part-{uuid4().hex}.parquet"
     left.parent.mkdir()
@@ -155,4 +155,4 @@ def test_a_copy_that_lost_its_log_in_a_power_cut_begins_again(tmp_path: Path) ->
     place = Location.of(theirs.parent)
     with pytest.raises(LakeError, match=r"is needed for a mirror, but has a file of another program: rows\.parquet"):
         create_mirror(place, MirrorSchema.of(table_of("id", key=(1,))), {}, place)
-    assert theirs.exists(), "what nobody here has written is nobody's here to delete"
+    assert theirs.exists(), "a file of another program is not deleted"

@@ -32,24 +32,24 @@ def essence(row: dict[str, Any]) -> tuple[Any, ...]:
             origin and origin["id"])  # fmt: skip
 
 
-def test_order_of_rows_in_files_does_not_matter() -> None:
+def test_the_order_of_events_in_files_does_not_change_the_net_effect() -> None:
     events = feed_rows([("I", 1, "x", "y"), ("U", 1, "x2", "y"), ("D", 1)])
     reverse = events.take(pa.array([2, 1, 0]))
     assert collapse(reverse, COLUMNS).num_rows == 0
 
 
-def test_unchanged_value_comes_from_an_earlier_image_of_the_row() -> None:
+def test_a_value_that_was_not_sent_is_taken_from_an_earlier_event_of_the_row() -> None:
     rows = net(("U", 1, "x", "big"), ("U", 1, "x2", None, True), ("U", 1, "x3", None, True))
     assert [essence(row) for row in rows] == [("U", 1, True, "x3", "big", False, None)]
 
 
-def test_unchanged_value_never_crosses_a_delete() -> None:
+def test_a_value_that_was_not_sent_is_not_taken_from_a_deleted_row_with_the_same_key() -> None:
     """The row that is now under key 2 was under key 1 before. The value X belonged to a row that was deleted."""
     rows = net(("U", 2, "x", "X"), ("D", 2), ("M", 1, 2, "y", None, True))
     assert ("U", 2, True, "y", None, True, 1) in [essence(row) for row in rows]
 
 
-def test_a_row_that_returns_to_its_key_is_not_looked_up_under_another_key() -> None:
+def test_a_row_whose_key_changed_and_changed_back_is_looked_up_under_its_own_key() -> None:
     rows = net(("M", 1, 2, "x", None, True), ("M", 2, 1, "x", None, True))
     assert [essence(row) for row in rows] == [("U", 1, True, "x", None, True, None)]
 
@@ -97,7 +97,7 @@ def test_truncate_drops_earlier_events() -> None:
     assert left.events["id"].to_pylist() == [3]
 
 
-def test_events_without_a_truncate_remain_as_they_are() -> None:
+def test_without_a_truncate_all_events_are_kept() -> None:
     left = after_truncates(feed_rows([("I", 1, "x", "y")]))
     assert (left.truncated, left.leaves, left.events["id"].to_pylist()) == (False, (), [1])
 
@@ -109,7 +109,7 @@ def test_truncate_of_a_leaf_drops_earlier_events_of_that_leaf() -> None:
     assert (left.truncated, left.leaves, left.events["id"].to_pylist()) == (False, ("a",), [2, 3])
 
 
-def test_truncates_of_the_table_and_of_a_leaf_leave_only_later_rows() -> None:
+def test_truncates_of_the_table_and_then_of_a_leaf_keep_later_rows_of_other_leaves() -> None:
     """If a leaf is truncated, a row whose leaf is not known stays."""
     events = feed_rows([("I", 1, "x", "y"), ("T",), *(("I", key, "x", "y") for key in (2, 3, 4)), ("T",)])
     events = events.append_column("_pgcdc_leaf", pa.array(["a", None, "a", "b", None, "a"], pa.string()))
@@ -164,7 +164,7 @@ def test_repair_follows_a_row_through_several_keys_in_any_order_of_files() -> No
         assert repaired(rotated, LsnRange(Lsn(100), Lsn(101))).keys() == {1, 2, 3}
 
 
-def test_repair_without_events_is_empty() -> None:
+def test_repair_of_a_range_without_events_covers_no_key() -> None:
     assert repaired(feed_rows([("I", 1, "x", "y")]).slice(0, 0), LsnRange(Lsn(100), Lsn(101))) == {}
 
 
@@ -261,7 +261,7 @@ def test_key_index_finds_exactly_the_wanted_keys(case: tuple[Any, ...]) -> None:
     ]
 
 
-def test_duplicate_key_in_rows_to_merge_is_an_internal_error() -> None:
+def test_rows_to_merge_with_the_same_key_are_an_internal_error() -> None:
     with pytest.raises(AssertionError, match="2 rows of a merge source have only 1 different keys"):
         KeyIndex(table([(1,), (1,)], [pa.int32()]), [FeedColumn("c0", "k0", 1, True)])
 
@@ -287,7 +287,7 @@ def test_equal_rows_of_different_leaves_are_combined_separately() -> None:
     ]
 
 
-def test_inserted_and_deleted_equal_rows_cancel_out_and_the_newest_image_remains() -> None:
+def test_an_insert_and_a_delete_of_equal_rows_cancel_out_and_the_newest_insert_is_kept() -> None:
     """The helper puts three events into each transaction, so the newest image is from the second transaction."""
     net = net_rows(
         events(("I", "x", "a"), ("D", "x", "a"), ("I", "z", "a"), ("D", "z", "a"), ("I", "x", "a"), ("D", "y", "a")),
@@ -308,13 +308,13 @@ def test_removed_rows_have_no_leaf_if_the_mirror_has_no_leaf_column() -> None:
 
 
 @pytest.mark.parametrize(("gone", "came"), [("x", "y"), ("x", None), (None, "x")])
-def test_rows_with_the_same_hash_are_distinguished(gone: str | None, came: str | None) -> None:
+def test_different_rows_with_the_same_hash_are_distinguished(gone: str | None, came: str | None) -> None:
     table = feed_rows([("D", 0, gone, "c"), ("I", 0, came, "c")]).append_column(HASH, pa.array([7, 7], pa.int64()))
     net = net_rows(table, MULTISET_COLUMNS)
     assert (net.removed["b"].to_pylist(), net.added["b"].to_pylist()) == ([gone], [came])
 
 
-def test_rows_with_nan_are_equal() -> None:
+def test_equal_rows_with_nan_cancel_out() -> None:
     table = feed_rows([("D", 0, "b", "c"), ("I", 0, "b", "c")]).append_column(HASH, pa.array([7, 7], pa.int64()))
     floats = pa.array([float("nan"), float("nan")], pa.float64())
     net = net_rows(table.set_column(table.schema.get_field_index("b"), "b", floats), MULTISET_COLUMNS)

@@ -59,10 +59,10 @@ def test_a_rename_moves_rows_deletions_and_position(mirror: Mirror) -> None:
     assert rows(there) == rows(mirror)
     assert len(rows(there)) == len(ROWS[0]) - 1
     target.forget(NAME)
-    assert len(rows(there)) == len(ROWS[0]) - 1, "its files are its own"
+    assert len(rows(there)) == len(ROWS[0]) - 1, "the mirror under the new name has its own files"
 
 
-def test_a_rename_copies_the_version_it_was_given(mirror: Mirror) -> None:
+def test_a_rename_copies_the_requested_version_of_the_mirror(mirror: Mirror) -> None:
     """Later versions under the old name may have the rows of another table."""
     seen, expected = mirror.version, rows(mirror)
     commit(mirror.path, [], "overwrite", {mirror.snapshot_app_id: 40})
@@ -77,7 +77,7 @@ def test_a_rename_replaces_another_tables_mirror_under_the_new_name_at_the_same_
     other = replace(AS_NEW, oid=T.oid + 1)
     version = target.rename(NAME, other, mirror.version, Lsn(30))
     held = target.standing(NEW)
-    assert held is not None, "as long as both stand there"
+    assert held is not None, "the mirror under the new name exists"
     assert (held.snapshot_lsn, held.replay_lsn, held.version, held.followed) == (Lsn(30), Lsn(30), version, other)
     there = mirror.mirrors.open(NEW)
     commit(there.path, [], "append", {str(there.generation_app_id): 35})
@@ -100,7 +100,7 @@ def test_a_rename_is_completed_if_its_run_died_before_the_commit(mirror: Mirror)
     assert rows(mirror.mirrors.open(NEW)) == expected
 
 
-def test_an_older_mirror_under_the_new_name_is_replaced(mirror: Mirror, tmp_path: Path) -> None:
+def test_a_rename_replaces_an_older_mirror_under_the_new_name(mirror: Mirror, tmp_path: Path) -> None:
     """The older mirror is of another followed table, which had the new name before."""
     other = made(tmp_path / "other", T, FEW)
     storage.move_folder(other.path, mirror.mirrors.layout.mirror(NEW))
@@ -109,7 +109,7 @@ def test_an_older_mirror_under_the_new_name_is_replaced(mirror: Mirror, tmp_path
     assert rows(mirror.mirrors.open(NEW)) == expected
 
 
-def test_all_files_of_a_forgotten_mirror_are_removed(mirror: Mirror) -> None:
+def test_forget_removes_all_files_of_a_mirror(mirror: Mirror) -> None:
     target = _target(mirror)
     assert target.keeps(NAME)
     freed = target.forget(NAME)
@@ -163,7 +163,7 @@ def test_files_of_other_owners_are_kept_and_named(layout: Layout) -> None:
     assert "nested/public/a/part-0.parquet" in stays
 
 
-def test_an_unfinished_copy_is_removed_and_files_of_other_owners_are_kept(layout: Layout) -> None:
+def test_an_unfinished_copy_is_removed_with_the_lake_and_files_of_other_owners_are_kept(layout: Layout) -> None:
     TableStates(layout).set(TABLE, TableState.WAITING, Lsn(1))
     folder = layout.mirror(TABLE.name)
     storage.create(folder / BEGUN, b"rows")
@@ -174,7 +174,7 @@ def test_an_unfinished_copy_is_removed_and_files_of_other_owners_are_kept(layout
     assert remove_lake(layout) == sorted(names) == _files(layout)
 
 
-def test_a_damaged_mirror_is_removed(layout: Layout) -> None:
+def test_a_damaged_mirror_is_removed_with_the_lake(layout: Layout) -> None:
     TableStates(layout).set(TABLE, TableState.WAITING, Lsn(1))
     _table(layout.mirror(TABLE.name))
     storage.replace(layout.mirror(TABLE.name) / "_delta_log/00000000000000000000.json", b"{torn")

@@ -45,7 +45,7 @@ def test_a_new_column_has_its_default_in_all_older_rows(spark: SparkSession, tmp
     assert [row["c"] for row in rows(mirror)] == ["it's"] * 4
     assert [row["n"] for row in rows(mirror)] == [Decimal("1.50"), None, None, Decimal("4.00")]
     assert rows(mirror)[1]["_pgcdc_raw"] == {"n": "NaN"}
-    assert "c" not in rows(mirror, 1)[0], "the version before has the structure of before"
+    assert "c" not in rows(mirror, 1)[0], "the earlier version has the earlier structure"
 
 
 def test_a_default_that_does_not_fit_is_kept_as_text_in_all_rows(spark: SparkSession, tmp_path: Path) -> None:
@@ -75,10 +75,12 @@ def test_a_dropped_column_is_removed(spark: SparkSession, tmp_path: Path) -> Non
     after = reshaped(mirror, spark, table(ID, A))
     assert rows(mirror)[1] == {"id": 2, "a": None, "_pgcdc_raw": {}}
     reshaped(mirror, spark, table(ID, A, Column(4, "n", INT, missing="7")), after)
-    assert [row["n"] for row in rows(mirror)] == [7] * 4, "the name has another column now"
+    assert [row["n"] for row in rows(mirror)] == [7] * 4, "the new column with the old name has its own default"
 
 
-def test_decimals_are_widened(spark: SparkSession, tmp_path: Path) -> None:
+def test_decimals_keep_their_values_when_their_column_gets_a_higher_precision(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     mirror = made(tmp_path)
     reshaped(mirror, spark, table(ID, A, Column(3, "n", numeric(20, 2))))
     assert [row["n"] for row in rows(mirror)] == [Decimal("1.50"), None, None, Decimal("4.00")]
@@ -110,7 +112,7 @@ def test_a_column_can_get_a_name_that_delta_refuses(spark: SparkSession, tmp_pat
     assert [row["n"] for row in rows(mirror)] == [3] * 4
 
 
-def test_a_new_column_without_values_rewrites_no_file(tmp_path: Path) -> None:
+def test_a_new_column_that_is_null_in_older_rows_rewrites_no_file(tmp_path: Path) -> None:
     mirror = made(tmp_path)
     before = live_files(mirror.path)
     follows = successor(T, table(ID, A, N, Column(4, "c", INT)), Lsn(50))
@@ -120,7 +122,7 @@ def test_a_new_column_without_values_rewrites_no_file(tmp_path: Path) -> None:
     assert [row["c"] for row in rows(mirror)] == [None] * 4
 
 
-def test_the_mirror_stores_its_structure(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_mirror_stores_the_structure_that_a_reshape_gave_it(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     assert mirror.followed is None
     after = reshaped(mirror, spark, table(ID, A))
@@ -131,7 +133,7 @@ def test_the_mirror_stores_its_structure(spark: SparkSession, tmp_path: Path) ->
     assert mirror.again().followed is None
 
 
-def test_a_version_with_another_structure_counts_as_changed(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_mirror_counts_as_changed_since_a_version_with_another_structure(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     published = mirror.version
     assert unchanged_since(mirror.again(), published)

@@ -1,5 +1,5 @@
-"""How a merge finds the changed rows in the mirror (its target), and what it does if the mirror differs from the
-source. One rule per test."""
+"""How a merge finds the changed rows in the mirror (its target), and what the merge does if the mirror differs from
+the source."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def held(tmp_path: Path) -> Held:
     return Held(tmp_path)
 
 
-def test_changed_rows_are_removed_and_written_again(held: Held) -> None:
+def test_a_merge_removes_changed_rows_and_writes_them_again(held: Held) -> None:
     held.file(row(1), row(2), row(3))
     held.file(row(4), row(5))
     merged = merge(held, ("U", 2, "x", "y"), ("D", 5), ("I", 9, "p", "q"))
@@ -126,7 +126,7 @@ def test_an_inserted_row_that_the_target_has_is_an_error(held: Held) -> None:
     held.file(row(1), row(2), gone=[1])
     with pytest.raises(MergeMismatch, match=HOLDS):
         merge(held, ("I", 1, "x", "y"))
-    assert essence(merge(held, ("I", 2, "x", "y"))) == [(2, "x", "y")], "the one that was there is gone"
+    assert essence(merge(held, ("I", 2, "x", "y"))) == [(2, "x", "y")], "the target's row 2 is already deleted"
 
 
 def test_a_row_that_the_target_has_twice_is_an_error(held: Held) -> None:
@@ -171,7 +171,7 @@ def test_rows_with_many_kept_values_are_written_in_several_parts(held: Held, mon
     assert essence(merged) == [(0, "y", "old 0"), (2, "z", "sent"), (4, "x", "old 4"), (9, "n", "n")]
 
 
-def test_truncated_leaves_are_emptied(held: Held) -> None:
+def test_all_rows_of_a_truncated_leaf_are_removed(held: Held) -> None:
     """A key of a truncated leaf may be inserted again. Rows of other leaves are checked as usual."""
     held = Held(held.folder, (LEAF,))
     held.file(row(1, _pgcdc_leaf="a"), row(2, _pgcdc_leaf="b"), row(3, _pgcdc_leaf="a"))
@@ -181,10 +181,10 @@ def test_truncated_leaves_are_emptied(held: Held) -> None:
     assert (merged.inserted, merged.updated, merged.deleted) == (0, 1, 1)
     with pytest.raises(MergeMismatch, match=HOLDS):
         merge(held, ("I", 2, "x", "y"), leaves=["a"])
-    assert held.gone(merge(held, leaves=["a"])) == [[0, 2]], "with nothing that comes"
+    assert held.gone(merge(held, leaves=["a"])) == [[0, 2]], "no row is inserted"
 
 
-def test_a_column_missing_from_a_file_is_null(held: Held) -> None:
+def test_a_column_that_a_file_lacks_is_null(held: Held) -> None:
     narrow = pa.schema([field for field in held.schema if field.name != "c"])
     with DataFile(Location.of(held.folder), narrow) as file:
         file.write(pa.Table.from_pylist([{"id": 1, "b": "b"}], narrow).columns)
@@ -250,7 +250,7 @@ def looked_at(held: Held, *texts: str) -> list[int]:
     return [number for group in groups for number in group.read(["id"])["id"].to_pylist()]
 
 
-def test_a_null_key_skips_no_row_groups() -> None:
+def test_no_row_groups_are_skipped_if_a_wanted_key_is_null_or_a_float() -> None:
     assert wanted({"id": pa.array([1, None])}) == {}
     assert wanted({"id": pa.array([1.5])}) == {}
     assert wanted({"id": pa.array(["b", "a", "b"])})["id"].tolist() == ["a", "b"]
@@ -277,12 +277,12 @@ def take(held: Held, *rows: tuple[str | None, int]) -> Done:
     return Done.of(merge_multiset(held.target, net_rows(events, BAG), BAG, (), written.append), written)
 
 
-def test_as_many_equal_rows_are_removed_as_were_deleted(tmp_path: Path) -> None:
+def test_as_many_equal_rows_are_removed_as_were_deleted_on_the_source(tmp_path: Path) -> None:
     held = Held(tmp_path, (HASH, ROW))
     held.file(bag_row("x", 3), bag_row("y", 1, 6), bag_row("x", 2), gone=[])
     held.file(bag_row("x", 1), bag_row("x", 0), gone=[1])
     merged = take(held, ("x", 5), ("x", 5))
-    assert held.gone(merged) == [[0, 2], []], "any two of those that are there"
+    assert held.gone(merged) == [[0, 2], []], "any two of the equal rows"
     assert merged.deleted == 2
     with pytest.raises(MergeMismatch, match=LACKS):
         take(held, *[("x", 5)] * 4)
@@ -294,7 +294,7 @@ def test_equal_rows_are_removed_from_row_groups_that_are_searched_together(tmp_p
     assert held.gone(take(held, ("x", 5), ("y", 6), ("x", 5), ("x", 5))) == [[0, 2, 3, 4]]
 
 
-def test_rows_with_the_same_hash_are_distinguished(tmp_path: Path) -> None:
+def test_different_rows_with_the_same_hash_are_distinguished(tmp_path: Path) -> None:
     held = Held(tmp_path, (HASH, ROW))
     held.file(bag_row("x", 0), bag_row(None, 1), bag_row("z", 2))
     assert held.gone(take(held, (None, 5))) == [[1]]

@@ -103,7 +103,7 @@ def test_promised_versions_are_kept_and_versions_between_them_are_deleted(
 
 @pytest.mark.long
 @pytest.mark.parametrize("damage", [b"", b"PAR1", bytes(5000)], ids=["empty", "cut", "zeros"])
-def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_checkpoint_of_an_old_version_is_written_again(tmp_path: Path, damage: bytes) -> None:
     """A power cut may damage a checkpoint that is being written. No version may depend on an unreadable checkpoint."""
     rows = made(tmp_path)
     grown(rows, 45)
@@ -115,7 +115,7 @@ def test_a_torn_checkpoint_of_an_old_version_is_made_again(tmp_path: Path, damag
     assert list(storage.walk(mirror_of(tmp_path).mirrors.layout.staging)) == []
 
 
-def test_an_old_version_is_never_taken_for_the_newest(tmp_path: Path) -> None:
+def test_an_old_version_is_never_mistaken_for_the_newest(tmp_path: Path) -> None:
     """A power cut may undo deletions and remove ``_last_checkpoint``. A process that opened the mirror before the
     newest version was written deletes nothing."""
     rows = made(tmp_path)
@@ -176,7 +176,7 @@ def test_versions_stay_readable_if_a_deletion_is_killed_and_the_next_run_complet
     assert_reads(rows, {7, 12, 38, *range(45, 56)})
 
 
-def test_a_point_that_lists_a_version_missing_from_the_log_has_no_effect(tmp_path: Path) -> None:
+def test_a_point_that_lists_a_version_missing_from_the_log_keeps_no_version(tmp_path: Path) -> None:
     """Delta's own clean-up of its log deleted the version, or the point is about an earlier table in this folder."""
     rows = made(tmp_path)
     grown(rows, 25)
