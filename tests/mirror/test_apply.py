@@ -171,7 +171,7 @@ def test_a_table_whose_mirror_lacks_a_row_is_set_aside_and_the_mirror_is_unchang
     pipe.same("u")
 
 
-def test_a_turn_that_is_applied_again_after_a_crash_changes_nothing_twice(pipe: Pipeline) -> None:
+def test_a_turn_applied_again_after_a_crash_changes_nothing_twice(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")

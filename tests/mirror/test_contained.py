@@ -25,7 +25,7 @@ from tests.mirror.pipeline import Pipeline
     LakeError("is damaged"), ProtocolError("a value is not valid for its type"), FileNotFoundError(2, "no", "/lake/x"),
     MemoryError(), PermissionError(13, "no"), ValueError("Karl"), OSError("Karl"), OSError("gone (os error 2)"),
 ])  # fmt: skip
-def test_an_error_that_concerns_one_table_is_recognised(error: Exception) -> None:
+def test_an_error_of_one_table_is_recognised(error: Exception) -> None:
     told = of_one_table(error)
     assert told
     assert "Karl" not in told
@@ -38,7 +38,7 @@ def test_an_error_that_concerns_one_table_is_recognised(error: Exception) -> Non
     AnalysisException("Job aborted: java.io.IOException: No space left on device"),
     TimeoutError(), TypeError("a fault of this program"), DeltaError("unknown"),
 ])  # fmt: skip
-def test_an_error_that_concerns_the_whole_run_is_not_blamed_on_one_table(error: BaseException) -> None:
+def test_an_error_of_the_whole_run_is_not_blamed_on_one_table(error: BaseException) -> None:
     assert of_one_table(error) is None
 
 

@@ -32,18 +32,18 @@ def essence(row: dict[str, Any]) -> tuple[Any, ...]:
             origin and origin["id"])  # fmt: skip
 
 
-def test_the_order_of_events_in_files_does_not_change_the_net_effect() -> None:
+def test_order_of_events_in_files_does_not_change_the_net_effect() -> None:
     events = feed_rows([("I", 1, "x", "y"), ("U", 1, "x2", "y"), ("D", 1)])
     reverse = events.take(pa.array([2, 1, 0]))
     assert collapse(reverse, COLUMNS).num_rows == 0
 
 
-def test_a_value_that_was_not_sent_is_taken_from_an_earlier_event_of_the_row() -> None:
+def test_an_unsent_value_is_taken_from_an_earlier_event_of_the_row() -> None:
     rows = net(("U", 1, "x", "big"), ("U", 1, "x2", None, True), ("U", 1, "x3", None, True))
     assert [essence(row) for row in rows] == [("U", 1, True, "x3", "big", False, None)]
 
 
-def test_a_value_that_was_not_sent_is_not_taken_from_a_deleted_row_with_the_same_key() -> None:
+def test_an_unsent_value_is_not_taken_from_a_deleted_row() -> None:
     """The row that is now under key 2 was under key 1 before. The value X belonged to a row that was deleted."""
     rows = net(("U", 2, "x", "X"), ("D", 2), ("M", 1, 2, "y", None, True))
     assert ("U", 2, True, "y", None, True, 1) in [essence(row) for row in rows]

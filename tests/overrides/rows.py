@@ -66,11 +66,11 @@ override("rows_are_assigned_by_table_name", "pgcdc_assets.feed.routing:Router._t
 override("unchanged_toast_is_null", "pgcdc_assets.mirror.net.neteffect:_present_masks",
     lambda _: lambda events, attnums: {},
     rule="an unchanged TOAST value is never NULL",
-    test="tests/mirror/test_neteffect.py::test_a_value_that_was_not_sent_is_taken_from_an_earlier_event_of_the_row")  # fmt: skip
+    test="tests/mirror/test_neteffect.py::test_an_unsent_value_is_taken_from_an_earlier_event_of_the_row")  # fmt: skip
 override("toast_is_filled_across_a_delete", "pgcdc_assets.mirror.net.keyhistory:_with_masks",
     lambda original: with_instead(original, "np.where(old_half >= 0, before[old_half], before)", "before"),
     rule="an unchanged value never comes from a row that was deleted",
-    test="tests/mirror/test_neteffect.py::test_a_value_that_was_not_sent_is_not_taken_from_a_deleted_row_with_the_same_key")  # fmt: skip
+    test="tests/mirror/test_neteffect.py::test_an_unsent_value_is_not_taken_from_a_deleted_row")  # fmt: skip
 
 
 def _truncate_is_dropped(original: Original) -> Any:
@@ -96,7 +96,7 @@ override("order_in_a_transaction_is_ignored", "pgcdc_assets.mirror.net.keyhistor
     lambda original: with_instead(original, "np.lexsort((ordinal, commit_lsn))",
                                   "np.argsort(commit_lsn, kind='stable')"),
     rule="changes of one transaction are applied in their order in the transaction",
-    test="tests/mirror/test_neteffect.py::test_the_order_of_events_in_files_does_not_change_the_net_effect")  # fmt: skip
+    test="tests/mirror/test_neteffect.py::test_order_of_events_in_files_does_not_change_the_net_effect")  # fmt: skip
 override("duplicates_are_one_row", "pgcdc_assets.mirror.net.multiset:net_rows",
     lambda original: with_instead(original, "np.where(leaving, -1, 1)", "np.where(leaving, -1, 1) / 2"),
     rule="equal rows of a table without a key stay separate rows",

@@ -68,7 +68,7 @@ override("copy_keeps_the_application_id", "pgcdc_assets.mirror.delta.mirror:Mirr
 override("repeated_apply_starts_again", "pgcdc_assets.mirror.delta.tableplan:TablePlan.of",
     lambda original: classmethod(with_instead(original.__func__, "max(part.span.start, stands)", "part.span.start")),
     rule="an apply that is repeated changes nothing",
-    test="tests/mirror/test_apply.py::test_a_turn_that_is_applied_again_after_a_crash_changes_nothing_twice")  # fmt: skip
+    test="tests/mirror/test_apply.py::test_a_turn_applied_again_after_a_crash_changes_nothing_twice")  # fmt: skip
 override("merge_accepts_a_missing_row", "pgcdc_assets.mirror.delta.rowlookup:_Match.check",
     lambda original: without(original, "raise MergeMismatch(LACKS)"),
     rule="a merge fails if the mirror lacks a row that changed",
@@ -84,7 +84,7 @@ override("point_comes_before_its_mirrors", "pgcdc_assets.mirror.delta.durability
 override("full_disk_sets_tables_aside", "pgcdc_assets.failures:_OF_THE_MACHINE",
     lambda original: original - {errno.ENOSPC},
     rule="a full disk ends the run, and sets no table aside",
-    test="tests/mirror/test_contained.py::test_an_error_that_concerns_the_whole_run_is_not_blamed_on_one_table")  # fmt: skip
+    test="tests/mirror/test_contained.py::test_an_error_of_the_whole_run_is_not_blamed_on_one_table")  # fmt: skip
 override("folders_are_readable_by_all", "pgcdc_assets.store.localfiles:private_folder",
     lambda original: with_instead(original, "OWNER_ONLY", "0o755"),
     rule="only the owner can read the files of the lake and of the project",
