@@ -1,4 +1,5 @@
-"""Tests the journal and the chronicle, which compute the expected rows of a table at an LSN for other tests."""
+"""Tests the journal and the chronicle: two records of the source's changes, from which other tests compute the rows
+that a mirror must have at an LSN."""
 
 from __future__ import annotations
 

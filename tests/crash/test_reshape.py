@@ -18,7 +18,7 @@ from tests.crash.faults import Faults, wait_until
 from tests.end_to_end.command import Project
 from tests.fix_postgres import fresh_database
 from tests.history.structure.chronicle import Chronicle
-from tests.history.structure.judge import Judge
+from tests.history.structure.comparison import Comparison
 from tests.oracle import assert_equal
 
 pytestmark = pytest.mark.process
@@ -77,7 +77,7 @@ class _Stage:
         self._chronicle = Chronicle.begin(watching, ["public"])
         slot = project.settings["PGCDC_SLOT"]
         settings = Settings(source=conninfo, slot=slot, lake=project.lake, tables=("public.*",))
-        self.judge = Judge(settings, self._chronicle, everything=True)
+        self.comparison = Comparison(settings, self._chronicle, everything=True)
         project.run("setup")
         project.run("sync")
 
@@ -101,7 +101,7 @@ class _Stage:
         if self._project.settings["PGCDC_SCHEMA_CHANGES"] == "rewrite":
             # Spark reads the table here, because delta-rs cannot read widened types.
             assert_equal(self._conn, self._project.lake, table)
-        assert not self.judge.judge(), step
+        assert not self.comparison.compare(), step
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def _kill(stage: _Stage, changes: dict[FaultPoint, str]) -> None:
         if number % 2:
             stage.commit(f"ALTER TABLE t ADD z{number} int DEFAULT {number}", f"UPDATE t SET n = 0 WHERE id = {number}")
         stage.assert_right(step, "public.t")
-    assert stage.judge.listed > len(changes)
+    assert stage.comparison.listed > len(changes)
 
 
 @pytest.mark.long
@@ -176,4 +176,4 @@ def test_rename_killed_at_each_step_loses_nothing(stage: _Stage) -> None:
             stage.commit(f"ALTER TABLE {name} RENAME TO {former}", f"UPDATE {former} SET n = n + 1 WHERE id > 40")
             name = former
         stage.assert_right(step, f"public.{name}")
-    assert stage.judge.listed > len(_RENAMES)
+    assert stage.comparison.listed > len(_RENAMES)

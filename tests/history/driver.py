@@ -32,7 +32,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import fresh_database
-from tests.history.steps import Doing, History, Step
+from tests.history.steps import History, Operation, Step
 from tests.history.tables import Spec
 from tests.history.workload import Workload
 from tests.journal import Journal, published
@@ -83,12 +83,12 @@ class Project:
         chosen = self.settings.model_copy(update=settings)
         return Engine(chosen, self.conninfo, self.observer, lambda: self.spark, "test")
 
-    def sync(self, doing: Doing | None = None, *, anew: Sequence[Spec] = (), **bounds: Any) -> SyncReport:
+    def sync(self, operation: Operation | None = None, *, anew: Sequence[Spec] = (), **bounds: Any) -> SyncReport:
         """Runs one sync. Fails if the sync sets a table aside."""
         sizes: dict[str, Any] = {}
-        if doing is not None:
-            sizes = {"batch_bytes": doing.batch_bytes, "range_bytes": 10_000}
-            sizes |= WAYS[doing.pick % len(WAYS)]
+        if operation is not None:
+            sizes = {"batch_bytes": operation.batch_bytes, "range_bytes": 10_000}
+            sizes |= WAYS[operation.pick % len(WAYS)]
         self.written = self.insert_position()
         names = [TableName(spec.schema, spec.name) for spec in anew]
         report = self.engine(**sizes).sync(Bounds(**bounds), copy_anew=names)
@@ -150,30 +150,30 @@ def play(at: Project, history: History) -> None:
     at.workload.finish(random.Random(0))
     at.setup()
     at.sync()
-    rest = [(list(steps), doing) for steps, doing in history.parts]
-    for number, (steps, doing) in enumerate(rest):
+    rest = [(list(steps), operation) for steps, operation in history.parts]
+    for number, (steps, operation) in enumerate(rest):
         for step in steps:
             at.workload.take(step)
         following = rest[number + 1][0] if number + 1 < len(rest) else []
-        beside, following[: doing.beside] = following[: doing.beside], []
+        beside, following[: operation.beside] = following[: operation.beside], []
         at.workload.release()
-        event(f"{doing.kind}{' beside writes' if beside else ''}")
-        _DOINGS[doing.kind](at, doing, beside)
-        _assert_arrived(at, doing)
+        event(f"{operation.kind}{' during writes' if beside else ''}")
+        _OPERATIONS[operation.kind](at, operation, beside)
+        _assert_arrived(at, operation)
     at.workload.finish(random.Random(1))
     written = at.insert_position()
     wait_for(lambda: at.position("pg_current_wal_flush_lsn()") >= written, what="the source's WAL writer")
-    beside_it(at.sync, lambda: _read_own_writes(at, written))
+    run_concurrently(at.sync, lambda: _read_own_writes(at, written))
     at.assert_now()
     assert at.journal.assert_published(at.lake) > 0
     _read(at, written)
 
 
-def _assert_arrived(at: Project, doing: Doing) -> None:
+def _assert_arrived(at: Project, operation: Operation) -> None:
     """Calls `Lake.wait`, with a timeout of 0, for some recent WAL positions of the source. `wait` may return a point
     below the position only if no table of the point has changed between the point and the position."""
     lake, commits, recent = Lake(at.lake), at.journal.commits(), at.workload.positions[-12:]
-    for lsn in random.Random(doing.pick).sample(recent, min(3, len(recent))):
+    for lsn in random.Random(operation.pick).sample(recent, min(3, len(recent))):
         try:
             point = lake.wait(lsn, timeout=0)
         except NotReached:
@@ -218,42 +218,42 @@ def _read(at: Project, written: int) -> None:
 # What the project does between the steps -------------------------------------------------------
 
 
-def _sync(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+def _sync(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
     """Runs up to ``cuts`` syncs, each up to an LSN in the new WAL. Some of these LSNs are inside transactions."""
     new = [lsn for lsn in at.workload.positions if lsn > at.written]
-    goals = sorted(random.Random(doing.pick).sample(new, min(doing.cuts, len(new)) - 1)) if new else []
+    goals = sorted(random.Random(operation.pick).sample(new, min(operation.cuts, len(new)) - 1)) if new else []
     for goal in goals:
-        at.sync(doing, until=Lsn(goal))
-    _while_running(at, lambda: at.sync(doing), beside)
+        at.sync(operation, until=Lsn(goal))
+    _while_running(at, lambda: at.sync(operation), beside)
 
 
-def _until(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+def _until(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
     """Syncs to an earlier LSN. The mirrors must then equal the source at that LSN."""
     positions = at.workload.positions or [0]
-    goal = positions[-1 - doing.pick % len(positions)]
-    _while_running(at, lambda: at.sync(doing, until=Lsn(goal)), beside)
+    goal = positions[-1 - operation.pick % len(positions)]
+    _while_running(at, lambda: at.sync(operation, until=Lsn(goal)), beside)
     at.assert_now()
 
 
-def _copy(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+def _copy(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
     """Copies some tables again. The copy's snapshot waits for open transactions, so these are ended."""
-    chosen = [spec for place, spec in enumerate(at.specs) if doing.pick >> place & 1]
+    chosen = [spec for place, spec in enumerate(at.specs) if operation.pick >> place & 1]
     if not beside:
-        at.workload.finish(random.Random(doing.pick))
-    _while_running(at, lambda: at.sync(doing, anew=chosen), beside, finish=True)
+        at.workload.finish(random.Random(operation.pick))
+    _while_running(at, lambda: at.sync(operation, anew=chosen), beside, finish=True)
 
 
-def _ahead(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+def _ahead(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
     """Only receives changes, so that the log is ahead of the mirrors. Then applies the changes of one table by hand, up
     to the end of a batch."""
     start = published(at.lake)[-1][0]
-    _receive(at, doing.batch_bytes)
+    _receive(at, operation.batch_bytes)
     log = ChangeLog(at.settings.layout).open()
     ends = [batch.end for batch in log.batches(Lsn(start)) if batch.end > start]
     if not ends:
         return
-    end = ends[doing.pick % len(ends)]
-    spec = at.specs[doing.pick % len(at.specs)]
+    end = ends[operation.pick % len(ends)]
+    spec = at.specs[operation.pick % len(at.specs)]
     name = TableName(spec.schema, spec.name)
     span = LsnRange(Lsn(start), end)
     at.engine().transform_range([name], span)
@@ -269,10 +269,10 @@ def _receive(at: Project, batch_bytes: int) -> None:
     run_to(receiver, Lsn(at.insert_position()))
 
 
-def _backfill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
+def _backfill(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
     """Derives and applies some earlier ranges again, for all tables. This must change nothing."""
-    at.sync(doing)
-    span = _some_ranges(at, doing.pick)
+    at.sync(operation)
+    span = _some_ranges(at, operation.pick)
     if span is None:
         return
     at.engine().check_range(span)
@@ -283,11 +283,11 @@ def _backfill(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
     at.assert_now()
 
 
-def _repair(at: Project, doing: Doing, beside: Sequence[Step]) -> None:
-    at.sync(doing)
-    span = _some_ranges(at, doing.pick)
+def _repair(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
+    at.sync(operation)
+    span = _some_ranges(at, operation.pick)
     if span is not None:
-        spec = at.specs[doing.pick % len(at.specs)]
+        spec = at.specs[operation.pick % len(at.specs)]
         _again(at, spec, lambda name: at.engine().repair(name, span))
         at.assert_now()
 
@@ -322,12 +322,12 @@ def _while_running(at: Project, run: Callable[[], Any], steps: Sequence[Step], *
             at.workload.finish(random.Random(len(steps)))
 
     if steps:
-        beside_it(run, act)
+        run_concurrently(run, act)
     else:
         run()
 
 
-def beside_it(run: Callable[[], Any], act: Callable[[], None]) -> None:
+def run_concurrently(run: Callable[[], Any], act: Callable[[], None]) -> None:
     """Calls ``act`` in this thread while ``run`` is called in another thread. Raises an error of either."""
     failures: list[BaseException] = []
 
@@ -348,6 +348,6 @@ def beside_it(run: Callable[[], Any], act: Callable[[], None]) -> None:
         raise failures[0]
 
 
-_DOINGS: dict[str, Callable[[Project, Doing, Sequence[Step]], None]] = {
+_OPERATIONS: dict[str, Callable[[Project, Operation, Sequence[Step]], None]] = {
     "sync": _sync, "until": _until, "copy": _copy, "ahead": _ahead, "backfill": _backfill, "repair": _repair,
 }  # fmt: skip

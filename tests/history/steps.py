@@ -18,8 +18,8 @@ _WEIGHTS = {
 ACTS = {*_WEIGHTS, "commit prepared", "rollback prepared"} - {"begin", "savepoint", "empty", "finish prepared"}
 """The names under which a workload counts the steps that took effect."""
 RARE = ("negate", "swap", "reinsert", "move leaf", "truncate leaf", "truncate", "churn")
-_DOINGS = ("sync", "sync", "sync", "until", "until", "ahead", "copy", "backfill", "repair")
-"""What the project may do between steps, see :mod:`~tests.history.driver`. A kind that is listed several times is
+_OPERATIONS = ("sync", "sync", "sync", "until", "until", "ahead", "copy", "backfill", "repair")
+"""Operations of the project between steps, see :mod:`~tests.history.driver`. One that is listed several times is
 selected more often."""
 
 
@@ -35,8 +35,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Doing:
-    """What the project does after a list of steps."""
+class Operation:
+    """What the project does after a list of steps: a sync, a copy, a repair and so on."""
 
     kind: str
     pick: int
@@ -44,7 +44,7 @@ class Doing:
     cuts: int
     """If ``kind`` is ``sync``: the number of syncs into which the new WAL is divided."""
     beside: int
-    """How many of the next steps run while the project does this."""
+    """How many of the next steps run at the same time as the operation."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class History:
     tables: tuple[Spec, ...]
     before: list[Step]
     """Steps before the first copy."""
-    parts: list[tuple[list[Step], Doing]]
+    parts: list[tuple[list[Step], Operation]]
     encoding: str = "UTF8"
 
 
@@ -71,9 +71,9 @@ STEPS = _steps()
 _LONG_STEPS = _steps(default=4)
 """Steps that also change defaults of the database."""
 _SPECS = tables()
-DOINGS = st.builds(
-    Doing,
-    kind=st.sampled_from(_DOINGS),
+OPERATIONS = st.builds(
+    Operation,
+    kind=st.sampled_from(_OPERATIONS),
     pick=st.integers(0, 1 << 10),
     batch_bytes=st.sampled_from((1, 4_000, 100_000)),
     cuts=st.integers(1, 3),
@@ -106,15 +106,15 @@ def histories(
     parts: int, steps: int, one: st.SearchStrategy[Step] = STEPS,
     specs: st.SearchStrategy[tuple[Spec, ...]] = _SPECS, encoding: str = "UTF8",
 ) -> st.SearchStrategy[History]:  # fmt: skip
-    """Histories of up to ``parts`` parts. Each part has up to ``steps`` steps, and then one :class:`Doing`. The tables
-    have some rows at the start.
+    """Histories of up to ``parts`` parts. Each part has up to ``steps`` steps, and then one :class:`Operation`. The
+    tables have some rows at the start.
 
     The simplest example (no step with a seed) is excluded. Hypothesis runs it first, so a test with only one example
     would run nothing else.
     """
     first = [Step("insert", 0, table, 0, seed) for table in range(5) for seed in range(4)]
     first.append(Step("commit", 0, 0, 0, 0))
-    part = st.tuples(st.lists(one, min_size=steps // 3, max_size=steps), DOINGS)
+    part = st.tuples(st.lists(one, min_size=steps // 3, max_size=steps), OPERATIONS)
     return st.builds(
         History,
         tables=specs,

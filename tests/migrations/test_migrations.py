@@ -32,8 +32,8 @@ from pgcdc_assets.source.setup.setup import setup
 from tests.conftest import SEED
 from tests.fix_postgres import fresh_database
 from tests.history.structure.chronicle import Chronicle
-from tests.history.structure.cohort import Run
-from tests.history.structure.judge import Judge
+from tests.history.structure.comparison import Comparison
+from tests.history.structure.group import Run
 from tests.migrations.steps import Migration, Result, migrations, on_other_bases
 from tests.projectfiles import CATALOG_FILE
 from tests.readers import Tally, at_hand, lacking, tallied
@@ -54,7 +54,7 @@ Way = Literal["rewrite", "metadata"]
 
 @dataclass
 class Played:
-    silences: list[str]
+    differences: list[str]
     aside: dict[str, str]
     """Why tables were set aside, by schema."""
     copies: Counter[str]
@@ -194,13 +194,13 @@ def _played(
             # the catalog again, and its points have these migrations.
             Run(stage.engine()).join()
         assert stage.settings.source is not None
-        judge = Judge(stage.settings, stage.chronicle, everything=False)
-        silences = [silence.what for silence in judge.judge()]
+        comparison = Comparison(stage.settings, stage.chronicle, everything=False)
+        differences = [failure.what for failure in comparison.compare()]
         newest = ConsistentPoints(stage.settings.layout).newest()
         assert newest is not None
         rows = TableStates(stage.settings.layout).all()
         return Played(
-            silences,
+            differences,
             {name.schema: row.reason or "" for name, row in rows.items() if row.state == "set_aside"},
             Counter(copy.table.schema for copy in stage.observer.copies[first:]),
             {name.schema for name in newest.tables},
@@ -211,7 +211,7 @@ def _played(
 
 
 def _hold(played: Played, *, late: bool) -> None:
-    assert not played.silences, "\n".join(played.silences)
+    assert not played.differences, "\n".join(played.differences)
     assert not played.aside
     lacking = {schema: played.schemas[schema].name for schema in played.schemas.keys() - played.listed}
     assert not lacking, {name: played.reasons[schema] for schema, name in lacking.items()}

@@ -180,5 +180,5 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
-def told(lost: Iterable[str]) -> str:
+def described(lost: Iterable[str]) -> str:
     return "\n".join(f"  lost: {one}" for one in lost)

@@ -24,7 +24,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from tests.conftest import SEED
 from tests.crash.faults import wait_until
 from tests.fix_postgres import Database, fresh_database
-from tests.power.images import Disk, Folder, Image, Syncs, fresh, told
+from tests.power.images import Disk, Folder, Image, Syncs, described, fresh
 from tests.power.rig import PowerRig, standing_still
 
 pytestmark = pytest.mark.spark
@@ -118,7 +118,7 @@ def _survived(
     except Exception as error:
         kept = _kept(disk, moment, seed)
         raise AssertionError(
-            f"{error}\nPGCDC_TEST_SEED={_SEED}, image of seed {seed}, kept in {kept}\n{told(image.lost)}"
+            f"{error}\nPGCDC_TEST_SEED={_SEED}, image of seed {seed}, kept in {kept}\n{described(image.lost)}"
         ) from error
 
 

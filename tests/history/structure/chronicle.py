@@ -1,8 +1,9 @@
-"""The oracle of structural histories: the rows of every table after each commit, and the LSN of each commit.
+"""The chronicle: a record of the rows of every table after each commit, and of the LSN of each commit. Mirrors are
+compared with it in random histories with schema changes.
 
 One thread is the only writer, so the rows that are read after a commit are the source's rows until the next commit.
 Each transaction emits a logical message. A second slot, the witness, reads the message and so shows the transaction's
-``commit_lsn``. The oracle uses no triggers, because schema changes would break them.
+``commit_lsn``. The chronicle uses no triggers, because schema changes would break them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The tables of a story (a random history with schema changes): the SQL that creates them, and their current state in
-the catalog."""
+"""The tables of a random history with schema changes: the SQL that creates them, and their current state in the
+catalog."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psycopg
 
 @dataclass(frozen=True)
 class Schemas:
-    """The two schemas of a story. The setting ``tables`` includes both. A publication FOR TABLES IN SCHEMA publishes
+    """The two schemas of a history. The setting ``tables`` includes both. A publication FOR TABLES IN SCHEMA publishes
     only ``app``."""
 
     number: int
@@ -138,7 +138,7 @@ class Table:
         return int(match[1]) if match else None
 
     def typed(self, type_: str) -> list[Column]:
-        """Columns of a type except ``id``. A type of the story's schema is named without the schema."""
+        """Columns of a type except ``id``. A type of the history's schema is named without the schema."""
         return [c for c in self.columns if c.plain_type == type_ and not c.generated and c.name != "id"]
 
 

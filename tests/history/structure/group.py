@@ -1,7 +1,7 @@
-"""A cohort: several stories (random histories with schema changes) that share a database, a project and its syncs.
+"""A group: several random histories with schema changes, which share a database, a project and its syncs.
 
-Each story has its own schemas. The stories of a cohort share the kind of publication. In each round, every story
-executes its steps up to its next sync, then one sync runs for all stories, and all stories are compared.
+Each history has its own schemas. All histories of a group have the same kind of publication. In each round, every
+history executes its steps up to its next sync. Then one sync runs for all histories, and all histories are compared.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.setup.setup import publication_names, setup
 from tests.fix_postgres import fresh_database
 from tests.history.structure import source
+from tests.history.structure.changes import ALL_KINDS, granted
 from tests.history.structure.chronicle import Chronicle
-from tests.history.structure.judge import Judge, Silence
-from tests.history.structure.moves import ALL_KINDS, granted
-from tests.history.structure.player import Player, Session
+from tests.history.structure.comparison import Comparison, Failure
+from tests.history.structure.generate import CONNECTIONS, History, Kind, columns_history, history
 from tests.history.structure.source import Schemas
-from tests.history.structure.story import CONNECTIONS, Kind, Story, columns_story, story
-from tests.power.images import told
+from tests.history.structure.steprunner import Session, StepRunner
+from tests.power.images import described
 from tests.power.outages import Outages, outages
 from tests.projectfiles import CATALOG_FILE
 
@@ -59,7 +59,7 @@ WAYS: Sequence[dict[str, Any]] = (
 )  # fmt: skip
 """Settings of the syncs: to receive from the stream, or through the SQL functions, or in many small turns."""
 SIZE = 8
-"""Number of stories in a cohort. The first copy of their tables is the most expensive part, with about 0.3 s a
+"""Number of histories in a group. The first copy of their tables is the most expensive part, with about 0.3 s a
 table."""
 TEMPO = 0.3
 """How many seconds the writer waits after each step if a sync follows, so that the sync can publish a point between two
@@ -67,13 +67,13 @@ steps."""
 
 
 @dataclass
-class Cohort:
+class HistoryGroup:
     kind: Kind
     settings: Settings
     conninfo: str
     spark: SparkSession
-    players: Sequence[Player]
-    judge: Judge
+    runners: Sequence[StepRunner]
+    comparison: Comparison
     chance: random.Random
     power: Outages | None = None
     """If set, the power is cut during every sync, and another sync recovers."""
@@ -83,10 +83,10 @@ class Cohort:
     def play(self) -> None:
         self.setup()
         self.run()
-        for number in range(max(len(player.story.parts) for player in self.players)):
-            for player in self.players:
-                for step in (player.story.parts[number : number + 1] or ((),))[0]:
-                    player.take(step)
+        for number in range(max(len(runner.history.parts) for runner in self.runners)):
+            for runner in self.runners:
+                for step in (runner.history.parts[number : number + 1] or ((),))[0]:
+                    runner.take(step)
                     self._give_time()
             if self.chance.random() < 0.3:
                 self.setup()
@@ -101,47 +101,49 @@ class Cohort:
         """Follows the advice for tables that were set aside: grants, setup and new copies. Then a point must list all
         tables."""
         if self.kind.few:
-            self._execute(*(text for one in self.players for text in granted(one.schemas, one.reader)))
+            self._execute(*(text for one in self.runners for text in granted(one.schemas, one.reader)))
         self.setup()
         self.run(self._set_aside())
-        self._note(self.judge.lacking())
+        self._note(self.comparison.missing_tables())
 
     def _execute(self, *statements: str) -> None:
         for statement in statements:
-            self.judge.chronicle.conn.execute(statement.encode())
+            self.comparison.chronicle.conn.execute(statement.encode())
 
-    def _note(self, found: Sequence[Silence]) -> None:
-        for silence in found:
-            player = next(player for player in self.players if silence.schema in player.schemas.both)
-            player.silences.append(silence.what)
-            player.told.append(f"!! {silence.what}")
+    def _note(self, found: Sequence[Failure]) -> None:
+        for failure in found:
+            runner = next(runner for runner in self.runners if failure.schema in runner.schemas.both)
+            runner.failures.append(failure.what)
+            runner.script.append(f"!! {failure.what}")
 
     def finish(self) -> None:
-        for player in self.players:
-            player.finish()
+        for runner in self.runners:
+            runner.finish()
 
     # Results ----------------------------------------------------------------------------------------
 
     @property
-    def silent(self) -> list[Player]:
-        """The players of the failed stories: a table differs from the source or is missing, and nothing reports it."""
-        return [player for player in self.players if player.silences]
+    def failed(self) -> list[StepRunner]:
+        """The runners of the failed histories: a table differs from the source or is missing, and nothing reports
+        it."""
+        return [runner for runner in self.runners if runner.failures]
 
     @property
     def done(self) -> Counter[str]:
-        return sum((player.done for player in self.players), start=Counter())
+        return sum((runner.done for runner in self.runners), start=Counter())
 
-    def account(self, *, all_of_them: bool = False) -> str:
-        """A text about the failed stories: their SQL, their syncs, and the differences found."""
-        return "\n".join("\n  ".join([f"story {player.story.seed} in {player.schemas.app}:", *player.told])
-                         for player in (self.players if all_of_them else self.silent))  # fmt: skip
+    def failure_text(self, *, all_of_them: bool = False) -> str:
+        """A text about the failed histories: their SQL, their syncs, and the differences found."""
+        return "\n".join("\n  ".join([f"history {runner.history.seed} in {runner.schemas.app}:", *runner.script])
+                         for runner in (self.runners if all_of_them else self.failed))  # fmt: skip
 
     def counts(self) -> str:
-        refused = sum(sum(player.refused.values()) for player in self.players)
+        refused = sum(sum(runner.refused.values()) for runner in self.runners)
         followed = sum(not one.copied for one in self.observer.structures)
-        return (f"{self.judge.seen} points, {self.judge.listed} tables listed, {dict(self.judge.told)} told, "
+        found = self.comparison
+        return (f"{found.seen} points, {found.listed} tables listed, {dict(found.reported)} not listed, "
                 f"{self.done.total()} steps, {refused} refused, {followed} structures followed, "
-                f"{len(self.silent)} silent")  # fmt: skip
+                f"{len(self.failed)} failed")  # fmt: skip
 
     # Runs -------------------------------------------------------------------------------------------
 
@@ -150,21 +152,21 @@ class Cohort:
         self.stop()
         if self.power is not None:
             image = self.power.cut(lambda: self._whole(again))
-            for player in self.players:
-                player.told.append("-- power cut\n" + told(image.lost))
-            self.judge.forget()
+            for runner in self.runners:
+                runner.script.append("-- power cut\n" + described(image.lost))
+            self.comparison.forget()
         self._whole(again)
         newest = ConsistentPoints(self.settings.layout).newest()
-        for player in self.players:
-            names = [str(name) for name in again if name.schema in player.schemas.both]
-            player.told.append(f"-- run to {newest.replay_lsn if newest else None}, copies {names} again")
-        self._note(self.judge.judge())
-        if self.kind.scope != "tables" and self.judge.chronicle.partial:
-            # A story has excluded some kinds of changes from the publication that all stories share. Setup repairs only
-            # a publication that it created itself.
+        for runner in self.runners:
+            names = [str(name) for name in again if name.schema in runner.schemas.both]
+            runner.script.append(f"-- run to {newest.replay_lsn if newest else None}, copies {names} again")
+        self._note(self.comparison.compare())
+        if self.kind.scope != "tables" and self.comparison.chronicle.partial:
+            # A history has excluded some kinds of changes from the publication that all histories share. Setup repairs
+            # only a publication that it created itself.
             self._execute(f"ALTER PUBLICATION {self.settings.publication} SET (publish = '{ALL_KINDS}')")
-            self.judge.chronicle.announce(self.judge.chronicle.conn)
-            self.judge.chronicle.committed(())
+            self.comparison.chronicle.announce(self.comparison.chronicle.conn)
+            self.comparison.chronicle.committed(())
 
     def _whole(self, again: Sequence[TableName]) -> None:
         run = Run(self.engine(), again=again)
@@ -173,11 +175,11 @@ class Cohort:
         try:
             run.join()
         except EmptyPublication as error:
-            # A story that is played alone may have left no table published. The sync must then report this and nothing
+            # A history that runs alone may have left no table published. The sync must then report this and nothing
             # else.
-            self.judge.told[str(error)] += 1
+            self.comparison.reported[str(error)] += 1
         except RightLacking:
-            self.judge.told["run without a right"] += 1
+            self.comparison.reported["run without a right"] += 1
 
     def stop(self) -> None:
         if self._following is not None:
@@ -186,7 +188,7 @@ class Cohort:
 
     def _set_aside(self) -> list[TableName]:
         """Tables that were set aside and are published. Without a publication, a table cannot be copied."""
-        conn = self.judge.chronicle.conn
+        conn = self.comparison.chronicle.conn
         names = publication_names(conn, self.settings)
         published = {table.name for table in read_tables(conn, names, self.settings.tables)}
         rows = TableStates(self.settings.layout).all()
@@ -198,7 +200,7 @@ class Cohort:
         except SetupRefused as error:
             if "may not be" not in str(error):
                 raise
-            self.judge.told["setup without a right"] += 1
+            self.comparison.reported["setup without a right"] += 1
 
     def engine(self) -> Engine:
         settings = self.settings.model_copy(update=self.chance.choice(WAYS))
@@ -240,9 +242,9 @@ class Run:
 
 
 @contextmanager
-def cohort(
-    server: EmbeddedServer, spark: SparkSession, kind: Kind, stories: Sequence[Story], power: int | None = None
-) -> Iterator[Cohort]:
+def group(
+    server: EmbeddedServer, spark: SparkSession, kind: Kind, histories: Sequence[History], power: int | None = None
+) -> Iterator[HistoryGroup]:
     """Makes and publishes the tables, and starts the chronicle. The project's folder is the current directory during
     the block. ``power``: the seed of the power cuts, or None for no power cuts."""
     with (
@@ -253,9 +255,9 @@ def cohort(
     ):
         admin = closing.enter_context(database.connect(client_encoding="UTF8"))
         admin.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'".encode())
-        places = [Schemas(number) for number in range(len(stories))]
-        for story, schemas in zip(stories, places, strict=True):
-            source.make(admin, schemas, story.families)
+        places = [Schemas(number) for number in range(len(histories))]
+        for history, schemas in zip(histories, places, strict=True):
+            source.make(admin, schemas, history.families)
         reader = closing.enter_context(_few(admin, places)) if kind.few else USER
         conninfo = make_conninfo(database.conninfo, user=reader)
         settings = Settings(
@@ -271,17 +273,17 @@ def cohort(
         chronicle = Chronicle.begin(
             admin, [schema for schemas in places for schema in schemas.both], settings.publication
         )  # fmt: skip
-        players = []
-        for story, schemas in zip(stories, places, strict=True):
+        runners = []
+        for history, schemas in zip(histories, places, strict=True):
             sessions = [Session(name, closing.enter_context(database.connect(client_encoding="UTF8")))
                         for name in "ABC"[:CONNECTIONS]]  # fmt: skip
             for session in sessions:
                 session.conn.execute("SET lock_timeout = '30ms'")
-            players.append(Player(story, schemas, settings.publication, kind, reader, sessions, chronicle))
-        judge = Judge(settings, chronicle, everything=kind.scope != "schema")
-        chance = random.Random(f"runs {stories[0].seed}")
+            runners.append(StepRunner(history, schemas, settings.publication, kind, reader, sessions, chronicle))
+        comparison = Comparison(settings, chronicle, everything=kind.scope != "schema")
+        chance = random.Random(f"runs {histories[0].seed}")
         cuts = None if power is None else closing.enter_context(outages(spark, settings, admin, power))
-        found = Cohort(kind, settings, conninfo, spark, players, judge, chance, cuts)
+        found = HistoryGroup(kind, settings, conninfo, spark, runners, comparison, chance, cuts)
         try:
             yield found
         finally:
@@ -302,25 +304,27 @@ def _few(admin: psycopg.Connection[Any], places: Sequence[Schemas]) -> Iterator[
         admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def stories(
+def histories(
     number: int, *, size: int = SIZE, long: bool = False, columns: bool = False
-) -> tuple[Kind, list[Story]]:  # fmt: skip
-    """The stories of cohort ``number``. Their seeds start at ``number`` × 100."""
+) -> tuple[Kind, list[History]]:  # fmt: skip
+    """The histories of group ``number``. Their seeds start at ``number`` × 100."""
     kind = Kind.of(number, long=long)
-    parts, ideas = (4, 3) if long else (2, 3)
-    tell = columns_story if columns else story
-    return kind, [tell(number * 100 + place, kind.scope, parts=parts, ideas=ideas, long=long) for place in range(size)]
+    parts, sequences = (4, 3) if long else (2, 3)
+    make = columns_history if columns else history
+    return kind, [
+        make(number * 100 + place, kind.scope, parts=parts, sequences=sequences, long=long) for place in range(size)
+    ]
 
 
 def played(
-    server: EmbeddedServer, spark: SparkSession, kind: Kind, told: Sequence[Story], power: int | None = None
-) -> Cohort:
-    with cohort(server, spark, kind, told, power) as at:
+    server: EmbeddedServer, spark: SparkSession, kind: Kind, chosen: Sequence[History], power: int | None = None
+) -> HistoryGroup:
+    with group(server, spark, kind, chosen, power) as at:
         started = time.monotonic()
         try:
             at.play()
         except BaseException as error:
-            error.add_note(f"{kind}\n{at.account(all_of_them=True)}")
+            error.add_note(f"{kind}\n{at.failure_text(all_of_them=True)}")
             raise
-        logger.info("%s, %s stories, %.1f s: %s", kind, len(told), time.monotonic() - started, at.counts())
+        logger.info("%s, %s histories, %.1f s: %s", kind, len(chosen), time.monotonic() - started, at.counts())
         return at

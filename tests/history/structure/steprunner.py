@@ -1,5 +1,5 @@
-"""Executes the steps of one story (a random history of DDL, writes and syncs) on the source, in one thread, over the
-story's own connections."""
+"""Executes the steps of one random history (DDL, writes and syncs) on the source, in one thread, over the history's own
+connections."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import psycopg
 
 from tests.history.structure import source, writes
+from tests.history.structure.changes import CHANGES, Site
 from tests.history.structure.chronicle import Chronicle
-from tests.history.structure.moves import MOVES, Site
+from tests.history.structure.generate import History, Kind, Step
 from tests.history.structure.source import Schemas, Table
-from tests.history.structure.story import Kind, Step, Story
 
 Write = Callable[[psycopg.Connection[Any], Table, random.Random], None]
 
@@ -36,8 +36,8 @@ class Session:
 
 
 @dataclass
-class Player:
-    story: Story
+class StepRunner:
+    history: History
     schemas: Schemas
     publication: str
     kind: Kind
@@ -46,26 +46,26 @@ class Player:
     chronicle: Chronicle
     done: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
+    script: list[str] = field(default_factory=list)
     """The executed SQL, for the report of a failure."""
-    silences: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
     _hit: int = 0
-    """OID of the table that the last move (schema change) changed."""
+    """OID of the table that the last schema change altered."""
     _ways_back: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """For each group of steps that belong together, by its number (the step's ``idea``): the statements that undo its
-    move."""
+    """For each group of steps that belong together, by its number (the step's ``sequence``): the statements that undo
+    its schema change."""
 
     def take(self, step: Step) -> None:
         session, chance = self.sessions[step.connection], random.Random(step.seed)
         try:
-            if step.op in MOVES:
-                self._move(session, chance, step)
+            if step.op in CHANGES:
+                self._change(session, chance, step)
             elif (write := _WRITES.get(step.op)) is not None:
                 self._write(session, chance, *write)
             else:
                 _CONTROLS[step.op](self, session, chance, step)
         except psycopg.Error as error:
-            self.told.append(f"    refused: {type(error).__name__}: {str(error).splitlines()[0]}")
+            self.script.append(f"    refused: {type(error).__name__}: {str(error).splitlines()[0]}")
             self.refused[step.op] += 1
             self._end(session, "ROLLBACK")
 
@@ -75,22 +75,22 @@ class Player:
 
     # Structure --------------------------------------------------------------------------------------
 
-    def _move(self, session: Session, chance: random.Random, step: Step) -> None:
+    def _change(self, session: Session, chance: random.Random, step: Step) -> None:
         kind, tables = self.kind, self._tables(session)
         site = Site(tables, chance, self.schemas, self.publication, kind.scope, kind.via_root, self.reader, kind.few)
-        move = MOVES[step.op](site)
-        if move is None:
+        change = CHANGES[step.op](site)
+        if change is None:
             return
-        if move.alone:
-            self._alone(session, move.do)
+        if change.alone:
+            self._alone(session, change.do)
         else:
-            self._do(session, move.do)
-        self._hit = move.on
-        self._ways_back[step.idea] = move.undo
+            self._do(session, change.do)
+        self._hit = change.on
+        self._ways_back[step.sequence] = change.undo
         self.done[step.op] += 1
 
     def _back(self, session: Session, chance: random.Random, step: Step) -> None:
-        statements = self._ways_back.pop(step.idea, ())
+        statements = self._ways_back.pop(step.sequence, ())
         if statements:
             self._do(session, statements)
             self.done["back"] += 1
@@ -98,7 +98,7 @@ class Player:
     def _do(self, session: Session, statements: Sequence[str]) -> None:
         session.begin()
         for statement in statements:
-            self.told.append(f"{session.name}: {statement}")
+            self.script.append(f"{session.name}: {statement}")
             session.conn.execute(statement.encode())
 
     def _alone(self, session: Session, statements: Sequence[str]) -> None:
@@ -110,7 +110,7 @@ class Player:
         before = self.chronicle.announced
         try:
             for statement in statements:
-                self.told.append(f"{session.name}: {statement}")
+                self.script.append(f"{session.name}: {statement}")
                 session.conn.execute(statement.encode())
         finally:
             self.chronicle.announce(session.conn)
@@ -119,13 +119,13 @@ class Player:
     # Rows -------------------------------------------------------------------------------------------
 
     def _write(self, session: Session, chance: random.Random, act: Write, loyal: float) -> None:
-        """Writes to a table. ``loyal``: the probability that this is the table of the last move."""
+        """Writes to a table. ``loyal``: the probability that this is the table of the last schema change."""
         session.begin()
         tables = self._tables(session)
         hit = [table for table in tables if table.oid == self._hit]
         table = hit[0] if hit and chance.random() < loyal else chance.choice(tables)
         guarded = chance.random() < 0.5
-        self.told.append(f"{session.name}: {act.__name__} {table.sql}")
+        self.script.append(f"{session.name}: {act.__name__} {table.sql}")
         if guarded:
             session.conn.execute("SAVEPOINT guard")
         act(session.conn, table, chance)
@@ -164,13 +164,13 @@ class Player:
         if not session.open:
             return
         session.open = False
-        self.told.append(f"{session.name}: {how}")
+        self.script.append(f"{session.name}: {how}")
         if how == "COMMIT":
             try:
                 self.chronicle.announce(session.conn)
                 session.conn.execute("COMMIT")
             except psycopg.Error as error:
-                self.told.append(f"    refused: {type(error).__name__}")
+                self.script.append(f"    refused: {type(error).__name__}")
             else:
                 self.chronicle.committed(self.schemas.both)
                 return
@@ -180,7 +180,7 @@ class Player:
 _WRITES: dict[str, tuple[Write, float]] = {
     "write": (writes.write, 0.5), "write hit": (writes.write, 1), "fill": (writes.fill, 0.3),
 }  # fmt: skip
-_CONTROLS: dict[str, Callable[[Player, Session, random.Random, Step], None]] = {
-    "back": Player._back, "savepoint": Player._savepoint, "rollback to": Player._rollback_to,
-    "release": Player._release, "commit": Player._commit, "rollback": Player._rollback,
+_CONTROLS: dict[str, Callable[[StepRunner, Session, random.Random, Step], None]] = {
+    "back": StepRunner._back, "savepoint": StepRunner._savepoint, "rollback to": StepRunner._rollback_to,
+    "release": StepRunner._release, "commit": StepRunner._commit, "rollback": StepRunner._rollback,
 }  # fmt: skip

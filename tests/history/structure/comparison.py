@@ -1,5 +1,7 @@
-"""Compares every published point with the chronicle (the recorded rows of every table after each commit). Checks that
-``status`` reports every table that is not listed."""
+"""Compares every published point with the chronicle, which has the rows of every table after each commit.
+
+Also checks that ``status`` reports every table that the newest point does not list.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,9 @@ JOIN pg_publication b ON b.oid = p.pnpubid WHERE b.pubname = %s
 
 
 @dataclass(frozen=True)
-class Silence:
+class Failure:
     """A failure: a table that differs from the source or is missing, although nothing reports this. ``schema``
-    identifies its story."""
+    identifies its history."""
 
     schema: str
     what: str
@@ -47,7 +49,7 @@ class Silence:
 
 
 @dataclass
-class Judge:
+class Comparison:
     settings: Settings
     chronicle: Chronicle
     everything: bool
@@ -57,7 +59,7 @@ class Judge:
     """Number of points that were compared."""
     listed: int = 0
     """How many tables were compared with the source, over all points."""
-    told: Counter[str] = field(default_factory=Counter)
+    reported: Counter[str] = field(default_factory=Counter)
     """How often a table was missing from the newest point after a sync, by what ``status`` said about the table."""
     _inserts_only: set[TableName] = field(default_factory=set)
     """Tables of which ``status`` said, at the last comparison, that their updates and deletes are not seen."""
@@ -71,29 +73,29 @@ class Judge:
         self.seen = 0
         self._read.clear()
 
-    def judge(self) -> list[Silence]:
+    def compare(self) -> list[Failure]:
         """Checks all new points and the current status. There must be no concurrent writer."""
-        told = status(self.settings)
-        now = _inserts_only(told)
-        silences = [*self._points(self._inserts_only | now), *self._now(told)]
+        found = status(self.settings)
+        now = _inserts_only(found)
+        failures = [*self._points(self._inserts_only | now), *self._now(found)]
         self._inserts_only = now
-        return silences
+        return failures
 
-    def _points(self, inserts_only: set[TableName]) -> Iterator[Silence]:
+    def _points(self, inserts_only: set[TableName]) -> Iterator[Failure]:
         points = ConsistentPoints(self.settings.layout).all()
         commits = self.chronicle.commits()
         for point in points[self.seen :]:
             at = int(point.replay_lsn)
-            for silence in self._point(point, self.chronicle.at(at, commits)):
-                if silence.table in inserts_only:
-                    self.told["inserts only"] += 1
+            for failure in self._point(point, self.chronicle.at(at, commits)):
+                if failure.table in inserts_only:
+                    self.reported["inserts only"] += 1
                 elif self.chronicle.partial_at(at, commits):
-                    self.told["changes left out"] += 1
+                    self.reported["changes left out"] += 1
                 else:
-                    yield silence
+                    yield failure
         self.seen = len(points)
 
-    def _point(self, point: Point, known: Sequence[Tables]) -> Iterator[Silence]:
+    def _point(self, point: Point, known: Sequence[Tables]) -> Iterator[Failure]:
         at = LakeAt(self.settings.layout, point)
         for name in at.tables:
             title = f"{name.schema}.{name.name}"
@@ -102,7 +104,7 @@ class Judge:
             self._known.add(name)
             if all(wrong):
                 where = f"{title} at {point.replay_lsn}, version {point.tables[name]}"
-                yield Silence(name.schema, f"{where}: {wrong[0]}", name)
+                yield Failure(name.schema, f"{where}: {wrong[0]}", name)
 
     def _difference(self, at: LakeAt, name: TableName, source: Contents | None) -> str | None:
         if source is None:
@@ -150,7 +152,7 @@ class Judge:
         """Whether a reader at this LSN gets this point, and not a later point with the same LSN."""
         return Lake(self.settings.layout.root).at(at.lsn).versions == at.versions
 
-    def lacking(self) -> list[Silence]:
+    def missing_tables(self) -> list[Failure]:
         """Permanent tables of the source that are missing from the newest point.
 
         Exceptions: tables of a schema that was removed from a publication of another owner, and partitioned tables
@@ -162,7 +164,7 @@ class Judge:
         if not self.everything:
             schemas = self._titles(_SCHEMAS, self.settings.publication)
             wanted = {title for title in wanted if title.split(".")[0] in schemas}
-        return [Silence(title.split(".")[0], f"{title} is not followed again after setup and a new copy")
+        return [Failure(title.split(".")[0], f"{title} is not followed again after setup and a new copy")
                 for title in sorted(wanted - names)]  # fmt: skip
 
     def _titles(self, query: LiteralString, *values: str) -> set[str]:
@@ -170,34 +172,34 @@ class Judge:
 
     # Tables that are not listed ---------------------------------------------------------------------
 
-    def _now(self, told: Status) -> Iterator[Silence]:
+    def _now(self, found: Status) -> Iterator[Failure]:
         newest = ConsistentPoints(self.settings.layout).newest()
         listed = set() if newest is None else set(newest.tables)
         for title, source in self.chronicle.now.items():
             name = TableName(*title.split(".", 1))
             if name in listed or not source.logged:
                 continue
-            how = _told(told, name)
+            how = _reported(found, name)
             if how is None and not self.everything and name not in self._known:
                 continue
             if how is None:
-                problems = [f"{problem.thing} {problem.what}" for problem in told.problems]
-                yield Silence(name.schema, f"{title} is neither listed nor told; status says {problems}")
+                problems = [f"{problem.thing} {problem.what}" for problem in found.problems]
+                yield Failure(name.schema, f"{title} is neither listed nor reported; status says {problems}")
             else:
-                self.told[how] += 1
+                self.reported[how] += 1
 
 
-def _told(told: Status, name: TableName) -> str | None:
-    for table in told.tables:
+def _reported(found: Status, name: TableName) -> str | None:
+    for table in found.tables:
         if table.name == name and table.state is not TableState.STREAMING:
             return f"{table.state} for a grant" if "GRANT " in (table.reason or "") else str(table.state)
-    return next(("problem" for problem in told.problems if problem.thing == f"table {name}"), None)
+    return next(("problem" for problem in found.problems if problem.thing == f"table {name}"), None)
 
 
-def _inserts_only(told: Status) -> set[TableName]:
+def _inserts_only(found: Status) -> set[TableName]:
     """Tables that ``status`` reports as tables without a replica identity, or as published without inserts, updates or
     deletes."""
-    names = {problem.thing.removeprefix("table ") for problem in told.problems
+    names = {problem.thing.removeprefix("table ") for problem in found.problems
              if re.search("updates and deletes are not replicated|is published without .*(insert|update|delete)",
                           problem.what)}  # fmt: skip
-    return {table.name for table in told.tables if str(table.name) in names}
+    return {table.name for table in found.tables if str(table.name) in names}

@@ -1,5 +1,8 @@
-"""Moves: schema changes of the source, as SQL, some with an undo. Each function here makes a move for tables of the
-current catalog, or returns None if no table allows the move. PostgreSQL may still refuse it, which is not a failure."""
+"""Schema changes of the source, as SQL, some with an undo.
+
+Each function here makes a schema change for tables of the current catalog, or returns None if no table allows the
+change. PostgreSQL may still refuse the change, which is not a failure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tests.history.values import HOSTILE, default
 
 
 @dataclass(frozen=True)
-class Move:
+class SchemaChange:
     """A schema change. ``on``: OID of the changed table, which the next writes prefer. ``alone``: the statements cannot
     be run in a transaction block."""
 
@@ -24,14 +27,14 @@ class Move:
 
 @dataclass(frozen=True)
 class Site:
-    """What a move depends on: the current tables, the publication, and the random generator."""
+    """What the functions of this module need: the current tables, the publication, and the random generator."""
 
     tables: Sequence[Table]
     chance: random.Random
     schemas: Schemas
     publication: str
     scope: str
-    """How the publication lists its tables: ``tables``, ``all`` or ``schema``, see ``SCOPES`` of :mod:`~.story`."""
+    """How the publication lists its tables: ``tables``, ``all`` or ``schema``, see ``SCOPES`` of :mod:`~.generate`."""
     via_root: bool
     reader: str
     """The project's role."""
@@ -77,36 +80,36 @@ class Site:
 
 ALL_KINDS = "insert, update, delete, truncate"
 FIRST_NEW = 3
-"""The lowest number of a partition that a move creates: ``p3`` and higher."""
+"""The lowest number of a partition that a schema change creates: ``p3`` and higher."""
 
-Build = Callable[[Site], Move | None]
-MOVES: dict[str, Build] = {}
+Build = Callable[[Site], SchemaChange | None]
+CHANGES: dict[str, Build] = {}
 """The functions of this module by the name that a step uses."""
 
 
-def _move(build: Build) -> Build:
-    MOVES[build.__name__.strip("_").replace("_", " ")] = build
+def _change(build: Build) -> Build:
+    CHANGES[build.__name__.strip("_").replace("_", " ")] = build
     return build
 
 
 # Names ------------------------------------------------------------------------------------------
 
 
-@_move
-def rename(site: Site) -> Move | None:
+@_change
+def rename(site: Site) -> SchemaChange | None:
     table = site.pick(site.tables)
     if table is None:
         return None
     name = f"{table.name[:20]}_x"
     away = f'"{table.schema}"."{name}"'
-    return Move(
+    return SchemaChange(
         (f'ALTER TABLE {table.sql} RENAME TO "{name}"',),
         (f'ALTER TABLE {away} RENAME TO "{table.name}"',), table.oid,
     )  # fmt: skip
 
 
-@_move
-def swap_tables(site: Site) -> Move | None:
+@_change
+def swap_tables(site: Site) -> SchemaChange | None:
     alike = [one for one in site.plain if len([o for o in site.plain if _shape(o) == _shape(one)]) > 1]
     one = site.pick(alike)
     other = site.pick([o for o in alike if one and o is not one and _shape(o) == _shape(one)])
@@ -117,35 +120,35 @@ def swap_tables(site: Site) -> Move | None:
         f'ALTER TABLE {other.sql} RENAME TO "{one.name}"',
         f'ALTER TABLE "{one.schema}"."between" RENAME TO "{other.name}"',
     )
-    return Move(swap, swap, one.oid)
+    return SchemaChange(swap, swap, one.oid)
 
 
-@_move
-def set_schema(site: Site) -> Move | None:
+@_change
+def set_schema(site: Site) -> SchemaChange | None:
     table = site.pick(site.tables)
     if table is None:
         return None
     other = site.schemas.away if table.schema == site.schemas.app else site.schemas.app
-    return Move(
+    return SchemaChange(
         (f"ALTER TABLE {table.sql} SET SCHEMA {other}",),
         (f'ALTER TABLE {other}."{table.name}" SET SCHEMA {table.schema}',), table.oid,
     )  # fmt: skip
 
 
-@_move
-def rename_column(site: Site) -> Move | None:
+@_change
+def rename_column(site: Site) -> SchemaChange | None:
     table = site.pick(site.whole)
     column = site.column(table, "integer", "text") if table else None
     if table is None or column is None:
         return None
-    return Move(
+    return SchemaChange(
         (f'ALTER TABLE {table.sql} RENAME "{column.name}" TO "{column.name}_x"',),
         (f'ALTER TABLE {table.sql} RENAME "{column.name}_x" TO "{column.name}"',), table.oid,
     )  # fmt: skip
 
 
-@_move
-def swap_columns(site: Site) -> Move | None:
+@_change
+def swap_columns(site: Site) -> SchemaChange | None:
     table = site.pick([table for table in site.whole if len(table.typed("integer")) > 1])
     if table is None:
         return None
@@ -153,43 +156,43 @@ def swap_columns(site: Site) -> Move | None:
     swap = tuple(
         f'ALTER TABLE {table.sql} RENAME "{old}" TO "{new}"' for old, new in ((a, "between"), (b, a), ("between", b))
     )
-    return Move(swap, swap, table.oid)
+    return SchemaChange(swap, swap, table.oid)
 
 
 # Types ------------------------------------------------------------------------------------------
 
 
-@_move
-def rename_value(site: Site) -> Move | None:
+@_change
+def rename_value(site: Site) -> SchemaChange | None:
     old = site.chance.choice(("sad", "so so", "glad"))
     table = next((table for table in site.tables if table.typed("comp")), None)
-    return Move(
+    return SchemaChange(
         (f"ALTER TYPE {site.schemas.app}.mood RENAME VALUE '{old}' TO '{old}_x'",),
         (f"ALTER TYPE {site.schemas.app}.mood RENAME VALUE '{old}_x' TO '{old}'",), table.oid if table else 0,
     )  # fmt: skip
 
 
-@_move
-def add_attribute(site: Site) -> Move | None:
+@_change
+def add_attribute(site: Site) -> SchemaChange | None:
     type_, name = site.chance.choice(("comp", "part")), site.fresh("z")
     table = next((table for table in site.tables if table.typed("comp")), None)
-    return Move(
+    return SchemaChange(
         (f"ALTER TYPE {site.schemas.app}.{type_} ADD ATTRIBUTE {name} int CASCADE",),
         (f"ALTER TYPE {site.schemas.app}.{type_} DROP ATTRIBUTE {name} CASCADE",), table.oid if table else 0,
     )  # fmt: skip
 
 
-@_move
-def drop_attribute(site: Site) -> Move | None:
+@_change
+def drop_attribute(site: Site) -> SchemaChange | None:
     type_, name = site.chance.choice((("comp", "b"), ("part", "n")))
-    return Move((f"ALTER TYPE {site.schemas.app}.{type_} DROP ATTRIBUTE {name} CASCADE",))
+    return SchemaChange((f"ALTER TYPE {site.schemas.app}.{type_} DROP ATTRIBUTE {name} CASCADE",))
 
 
 # Columns ----------------------------------------------------------------------------------------
 
 
-@_move
-def add_column(site: Site) -> Move | None:
+@_change
+def add_column(site: Site) -> SchemaChange | None:
     table, name = site.pick(site.whole), site.fresh("k")
     kind = site.chance.choice(
         ("int", "text", "int DEFAULT 7", "text NOT NULL DEFAULT 'd'", "int DEFAULT (random() * 9)::int",
@@ -197,80 +200,84 @@ def add_column(site: Site) -> Move | None:
     )  # fmt: skip
     if table is None:
         return None
-    return Move((f"ALTER TABLE {table.sql} ADD {name} {kind}",), (f"ALTER TABLE {table.sql} DROP {name}",), table.oid)
+    return SchemaChange(
+        (f"ALTER TABLE {table.sql} ADD {name} {kind}",), (f"ALTER TABLE {table.sql} DROP {name}",), table.oid
+    )
 
 
-@_move
-def drop_column(site: Site) -> Move | None:
+@_change
+def drop_column(site: Site) -> SchemaChange | None:
     """Drops a column. The undo adds the column again, without its values."""
     table = site.pick(site.whole)
     column = site.column(table, "integer", "text") if table else None
     if table is None or column is None:
         return None
-    return Move(
+    return SchemaChange(
         (f'ALTER TABLE {table.sql} DROP "{column.name}"',),
         (f'ALTER TABLE {table.sql} ADD "{column.name}" {column.type}',), table.oid,
     )  # fmt: skip
 
 
-@_move
-def add_constant(site: Site) -> Move | None:
+@_change
+def add_constant(site: Site) -> SchemaChange | None:
     """Adds a column with a constant default, for which PostgreSQL rewrites no row."""
     table, name = site.pick(site.odd), site.fresh("k")
     kind = site.chance.choice(("int DEFAULT 7", "text NOT NULL DEFAULT 'd'", "int", "numeric(9, 2) DEFAULT 'NaN'"))
     if table is None:
         return None
-    return Move((f"ALTER TABLE {table.sql} ADD {name} {kind}",), (f"ALTER TABLE {table.sql} DROP {name}",), table.oid)
+    return SchemaChange(
+        (f"ALTER TABLE {table.sql} ADD {name} {kind}",), (f"ALTER TABLE {table.sql} DROP {name}",), table.oid
+    )
 
 
-@_move
-def make_anew(site: Site) -> Move | None:
+@_change
+def make_anew(site: Site) -> SchemaChange | None:
     """Replaces the column by a new column of the same name, with one value in all rows."""
     table = site.pick(site.odd)
     column = site.column(table, "integer", "text") if table else None
     if table is None or column is None:
         return None
     anew = f'DROP "{column.name}", ADD "{column.name}" {column.type} DEFAULT \'3\''
-    return Move((f"ALTER TABLE {table.sql} {anew}",), (), table.oid)
+    return SchemaChange((f"ALTER TABLE {table.sql} {anew}",), (), table.oid)
 
 
-@_move
-def drop_one(site: Site) -> Move | None:
+@_change
+def drop_one(site: Site) -> SchemaChange | None:
     """Drops a column, so that rows that differ only in this column become equal."""
     table = site.pick(site.odd)
     column = site.column(table, "integer", "text", "numeric(9,2)") if table else None
     if table is None or column is None or len(table.columns) < 3:
         return None
-    return Move((f'ALTER TABLE {table.sql} DROP "{column.name}"',), (), table.oid)
+    return SchemaChange((f'ALTER TABLE {table.sql} DROP "{column.name}"',), (), table.oid)
 
 
-@_move
-def other_text(site: Site) -> Move | None:
+@_change
+def other_text(site: Site) -> SchemaChange | None:
     table = site.pick(site.odd)
     column = site.column(table, "text") if table else None
     if table is None or column is None:
         return None
     change = f'ALTER TABLE {table.sql} ALTER "{column.name}" TYPE'
-    return Move((f"{change} varchar",), (f"{change} text",), table.oid)
+    return SchemaChange((f"{change} varchar",), (f"{change} text",), table.oid)
 
 
-@_move
-def drop_expression(site: Site) -> Move | None:
+@_change
+def drop_expression(site: Site) -> SchemaChange | None:
     found = [(table, column) for table in site.plain for column in table.columns if column.generated]
     if not found:
         return None
     table, column = site.chance.choice(found)
-    return Move((f'ALTER TABLE {table.sql} ALTER "{column.name}" DROP EXPRESSION',), (), table.oid)
+    return SchemaChange((f'ALTER TABLE {table.sql} ALTER "{column.name}" DROP EXPRESSION',), (), table.oid)
 
 
-@_move
-def alter_type(site: Site) -> Move | None:
+@_change
+def alter_type(site: Site) -> SchemaChange | None:
     table = site.pick(site.whole)
     column = site.column(table, "integer") if table else None
     if table is None or column is None:
         return None
     type_ = site.chance.choice(("bigint", f'int USING "{column.name}" + 1', "text", "numeric(12, 2)"))
-    return Move(
+    return SchemaChange(
         (f'ALTER TABLE {table.sql} ALTER "{column.name}" TYPE {type_}',),
         (f'ALTER TABLE {table.sql} ALTER "{column.name}" TYPE int USING "{column.name}"::int',), table.oid,
     )  # fmt: skip
@@ -279,45 +286,51 @@ def alter_type(site: Site) -> Move | None:
 # Keys -------------------------------------------------------------------------------------------
 
 
-@_move
-def drop_key(site: Site) -> Move | None:
+@_change
+def drop_key(site: Site) -> SchemaChange | None:
     table = site.pick([table for table in site.plain if table.key])
     if table is None:
         return None
-    return Move(
+    return SchemaChange(
         (f'ALTER TABLE {table.sql} DROP CONSTRAINT "{table.key}"',), (f"ALTER TABLE {table.sql} ADD PRIMARY KEY (id)",),
         table.oid,
     )  # fmt: skip
 
 
-@_move
-def add_key(site: Site) -> Move | None:
+@_change
+def add_key(site: Site) -> SchemaChange | None:
     table = site.pick([table for table in site.whole if not table.key])
     if table is None:
         return None
-    return Move((f"DELETE FROM {table.sql} a USING {table.sql} b WHERE a.id = b.id AND a.ctid > b.ctid",
-                 f"ALTER TABLE {table.sql} ADD PRIMARY KEY (id)"), (), table.oid)  # fmt: skip
+    return SchemaChange(
+        (
+            f"DELETE FROM {table.sql} a USING {table.sql} b WHERE a.id = b.id AND a.ctid > b.ctid",
+            f"ALTER TABLE {table.sql} ADD PRIMARY KEY (id)",
+        ),
+        (),
+        table.oid,
+    )
 
 
-@_move
-def move_key(site: Site) -> Move | None:
+@_change
+def move_key(site: Site) -> SchemaChange | None:
     table = site.pick([table for table in site.whole if table.key])
     column = site.column(table, "integer") if table else None
     if table is None or column is None:
         return None
-    return Move(
+    return SchemaChange(
         (f'ALTER TABLE {table.sql} DROP CONSTRAINT "{table.key}", ADD PRIMARY KEY (id, "{column.name}")',), (),
         table.oid,
     )  # fmt: skip
 
 
-@_move
-def identity(site: Site) -> Move | None:
+@_change
+def identity(site: Site) -> SchemaChange | None:
     table = site.pick(site.storing)
     if table is None:
         return None
     how = site.chance.choice(("FULL", "DEFAULT", "NOTHING"))
-    return Move(
+    return SchemaChange(
         (f"ALTER TABLE {table.sql} REPLICA IDENTITY {how}",), (f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT",),
         table.oid,
     )  # fmt: skip
@@ -326,97 +339,115 @@ def identity(site: Site) -> Move | None:
 # Storage ----------------------------------------------------------------------------------------
 
 
-@_move
-def unlogged(site: Site) -> Move | None:
+@_change
+def unlogged(site: Site) -> SchemaChange | None:
     """Makes a table UNLOGGED. PostgreSQL refuses this if the publication lists the table itself."""
     table = site.pick(site.storing)
     if table is None:
         return None
-    return Move((f"ALTER TABLE {table.sql} SET UNLOGGED",), (f"ALTER TABLE {table.sql} SET LOGGED",), table.oid)
+    return SchemaChange((f"ALTER TABLE {table.sql} SET UNLOGGED",), (f"ALTER TABLE {table.sql} SET LOGGED",), table.oid)
 
 
-@_move
-def vacuum_full(site: Site) -> Move | None:
+@_change
+def vacuum_full(site: Site) -> SchemaChange | None:
     table = site.pick(site.storing)
-    return Move((f"VACUUM FULL {table.sql}",), (), table.oid, alone=True) if table else None
+    return SchemaChange((f"VACUUM FULL {table.sql}",), (), table.oid, alone=True) if table else None
 
 
-@_move
-def cluster(site: Site) -> Move | None:
+@_change
+def cluster(site: Site) -> SchemaChange | None:
     table = site.pick([table for table in site.storing if table.key])
-    return Move((f'CLUSTER {table.sql} USING "{table.key}"',), (), table.oid) if table else None
+    return SchemaChange((f'CLUSTER {table.sql} USING "{table.key}"',), (), table.oid) if table else None
 
 
-@_move
-def truncate(site: Site) -> Move | None:
+@_change
+def truncate(site: Site) -> SchemaChange | None:
     table = site.pick(site.tables)
-    return Move((f"TRUNCATE {table.sql}",), (), table.oid) if table else None
+    return SchemaChange((f"TRUNCATE {table.sql}",), (), table.oid) if table else None
 
 
 # Partitions -------------------------------------------------------------------------------------
 
 
-@_move
-def attach(site: Site) -> Move | None:
+@_change
+def attach(site: Site) -> SchemaChange | None:
     root = site.pick(site.roots)
     loose = site.pick([table for table in site.plain if table.place is not None])
     if root is None or loose is None:
         return None
-    return Move((_attach(root, loose),), (f"ALTER TABLE {root.sql} DETACH PARTITION {loose.sql}",), loose.oid)
+    return SchemaChange((_attach(root, loose),), (f"ALTER TABLE {root.sql} DETACH PARTITION {loose.sql}",), loose.oid)
 
 
-@_move
-def detach(site: Site) -> Move | None:
+@_change
+def detach(site: Site) -> SchemaChange | None:
     return _detached(site, "")
 
 
-@_move
-def detach_concurrently(site: Site) -> Move | None:
+@_change
+def detach_concurrently(site: Site) -> SchemaChange | None:
     return _detached(site, " CONCURRENTLY")
 
 
-@_move
-def new_partition(site: Site) -> Move | None:
+@_change
+def new_partition(site: Site) -> SchemaChange | None:
     """Creates a partition. The undo drops the partition with its rows."""
     root, place = site.pick(site.roots), FIRST_NEW + site.chance.randrange(3)
     if root is None:
         return None
     name = f'{site.schemas.app}."p{place}"'
     bounds = f"FROM ({place}0) TO ({place + 1}0)"
-    return Move((f"CREATE TABLE {name} PARTITION OF {root.sql} (CHECK (id / 10 = {place})) FOR VALUES {bounds}",
-                 f"INSERT INTO {root.sql} (id) VALUES ({place}1)"),
-                () if site.via_root else (f"DROP TABLE {name}",), root.oid)  # fmt: skip
+    return SchemaChange(
+        (
+            f"CREATE TABLE {name} PARTITION OF {root.sql} (CHECK (id / 10 = {place})) FOR VALUES {bounds}",
+            f"INSERT INTO {root.sql} (id) VALUES ({place}1)",
+        ),
+        () if site.via_root else (f"DROP TABLE {name}",),
+        root.oid,
+    )
 
 
-@_move
-def unlogged_partition(site: Site) -> Move | None:
-    """Makes a partition UNLOGGED. The stream has no rows of the partition until the undo makes it LOGGED."""
+@_change
+def unlogged_partition(site: Site) -> SchemaChange | None:
+    """Creates an UNLOGGED partition. The stream has no rows of the partition until the undo makes it LOGGED."""
     root, place = site.pick(site.roots), FIRST_NEW + site.chance.randrange(3)
     if root is None:
         return None
     name = f'{site.schemas.app}."p{place}"'
-    return Move((f"CREATE UNLOGGED TABLE {name} PARTITION OF {root.sql} FOR VALUES FROM ({place}0) TO ({place + 1}0)",
-                 f"INSERT INTO {root.sql} (id) VALUES ({place}1)"),
-                (f"UPDATE {name} SET id = {place}2 WHERE id = {place}1", f"ALTER TABLE {name} SET LOGGED",
-                 f"INSERT INTO {root.sql} (id) VALUES ({place}3)"), root.oid)  # fmt: skip
+    return SchemaChange(
+        (
+            f"CREATE UNLOGGED TABLE {name} PARTITION OF {root.sql} FOR VALUES FROM ({place}0) TO ({place + 1}0)",
+            f"INSERT INTO {root.sql} (id) VALUES ({place}1)",
+        ),
+        (
+            f"UPDATE {name} SET id = {place}2 WHERE id = {place}1",
+            f"ALTER TABLE {name} SET LOGGED",
+            f"INSERT INTO {root.sql} (id) VALUES ({place}3)",
+        ),
+        root.oid,
+    )
 
 
 # Whole tables -----------------------------------------------------------------------------------
 
 
-@_move
-def drop_and_make(site: Site) -> Move | None:
+@_change
+def drop_and_make(site: Site) -> SchemaChange | None:
     """Replaces the table by a new table with the same name and columns."""
     table = site.pick([table for table in site.plain if table.schema == site.schemas.app])
     if table is None:
         return None
-    return Move((f"CREATE TABLE {site.schemas.app}.spare (LIKE {table.sql} INCLUDING ALL)", f"DROP TABLE {table.sql}",
-                 f'ALTER TABLE {site.schemas.app}.spare RENAME TO "{table.name}"',
-                 f"INSERT INTO {table.sql} (id) VALUES ({(table.place or 0) * 10 + 5})"))  # fmt: skip
+    return SchemaChange(
+        (
+            f"CREATE TABLE {site.schemas.app}.spare (LIKE {table.sql} INCLUDING ALL)",
+            f"DROP TABLE {table.sql}",
+            f'ALTER TABLE {site.schemas.app}.spare RENAME TO "{table.name}"',
+            f"INSERT INTO {table.sql} (id) VALUES ({(table.place or 0) * 10 + 5})",
+        )
+    )
 
 
-@_move
-def swap_deploy(site: Site) -> Move | None:
+@_change
+def swap_deploy(site: Site) -> SchemaChange | None:
     """A table that was created and filled as a copy takes the table's name. The original table gets a different
     name."""
     table = site.pick(site.plain)
@@ -424,7 +455,7 @@ def swap_deploy(site: Site) -> Move | None:
         return None
     new, old = f'"{table.schema}".fresh', f"{table.name[:20]}_old"
     names = ", ".join(f'"{column.name}"' for column in table.columns if not column.generated)
-    return Move(
+    return SchemaChange(
         (f"CREATE TABLE {new} (LIKE {table.sql} INCLUDING ALL)",
          f"INSERT INTO {new} ({names}) SELECT {names} FROM {table.sql}",
          f'ALTER TABLE {table.sql} RENAME TO "{old}"', f'ALTER TABLE {new} RENAME TO "{table.name}"'),
@@ -433,69 +464,77 @@ def swap_deploy(site: Site) -> Move | None:
     )  # fmt: skip
 
 
-@_move
-def new_table(site: Site) -> Move | None:
+@_change
+def new_table(site: Site) -> SchemaChange | None:
     name = f"{site.schemas.app}.{site.fresh('t')}"
-    return Move((f"CREATE TABLE {name} (id int PRIMARY KEY, n int, m int, s text)",
-                 f"INSERT INTO {name} VALUES (1, 1, 1, 'new')"), (f"DROP TABLE {name}",))  # fmt: skip
+    return SchemaChange(
+        (
+            f"CREATE TABLE {name} (id int PRIMARY KEY, n int, m int, s text)",
+            f"INSERT INTO {name} VALUES (1, 1, 1, 'new')",
+        ),
+        (f"DROP TABLE {name}",),
+    )
 
 
-@_move
-def drop_table(site: Site) -> Move | None:
+@_change
+def drop_table(site: Site) -> SchemaChange | None:
     table = site.pick([*site.plain, *site.leaves])
-    return Move((f"DROP TABLE {table.sql}",)) if table and len(site.plain) > 2 else None
+    return SchemaChange((f"DROP TABLE {table.sql}",)) if table and len(site.plain) > 2 else None
 
 
 # Publications -----------------------------------------------------------------------------------
 
 
-@_move
-def unpublish(site: Site) -> Move | None:
-    """Removes a table or schema from the publication by hand."""
+@_change
+def unpublish(site: Site) -> SchemaChange | None:
+    """Removes a table or schema from the publication. The undo adds it again."""
     if site.scope == "schema":
         change = f'ALTER PUBLICATION "{site.publication}" %s TABLES IN SCHEMA {site.schemas.app}'
-        return Move((change % "DROP",), (change % "ADD",))
+        return SchemaChange((change % "DROP",), (change % "ADD",))
     table = site.pick(site.storing)
     if site.scope == "all" or table is None:
         return None
     change = f'ALTER PUBLICATION "{site.publication}" %s TABLE ONLY {table.sql}'
-    return Move((change % "DROP",), (change % "ADD",), table.oid)
+    return SchemaChange((change % "DROP",), (change % "ADD",), table.oid)
 
 
-@_move
-def leave_out(site: Site) -> Move | None:
-    """Removes some kinds of changes from the publication."""
+@_change
+def leave_out(site: Site) -> SchemaChange | None:
+    """Excludes some operations (insert, update, delete, truncate) from the publication."""
     change = f"ALTER PUBLICATION \"{site.publication}\" SET (publish = '%s')"
     some = site.chance.choice(("insert, update, delete", "insert, update, truncate", "insert, delete", "insert",
                                "update, delete, truncate"))  # fmt: skip
-    return Move((change % some,), (change % ALL_KINDS,))
+    return SchemaChange((change % some,), (change % ALL_KINDS,))
 
 
 # Rights and defaults ----------------------------------------------------------------------------
 
 
-@_move
-def revoke(site: Site) -> Move | None:
+@_change
+def revoke(site: Site) -> SchemaChange | None:
     """Revokes the role's rights on a table or schema. Sometimes the rights on some columns remain."""
     table = site.pick(site.tables)
     if not site.few or table is None:
         return None
     what, on = site.chance.choice((("SELECT", table.sql), ("SELECT", table.sql), ("USAGE", f"SCHEMA {table.schema}")))
     some = f"GRANT SELECT (id) ON {table.sql} TO {site.reader}"
-    return Move((f"REVOKE {what} ON {on} FROM {site.reader}", *([some] * site.chance.randrange(2))),
-                (f"GRANT {what} ON {on} TO {site.reader}",), table.oid)  # fmt: skip
+    return SchemaChange(
+        (f"REVOKE {what} ON {on} FROM {site.reader}", *([some] * site.chance.randrange(2))),
+        (f"GRANT {what} ON {on} TO {site.reader}",),
+        table.oid,
+    )
 
 
-@_move
-def grant(site: Site) -> Move | None:
+@_change
+def grant(site: Site) -> SchemaChange | None:
     """Grants the role the rights on new tables."""
-    return Move(granted(site.schemas, site.reader)) if site.few else None
+    return SchemaChange(granted(site.schemas, site.reader)) if site.few else None
 
 
-@_move
-def change_default(site: Site) -> Move | None:
+@_change
+def change_default(site: Site) -> SchemaChange | None:
     change, role = site.chance.choice(HOSTILE), site.chance.choice((None, site.reader))
-    return Move((default(f"SET {change}", role),), (default(f"RESET {change.split()[0]}", role),))
+    return SchemaChange((default(f"SET {change}", role),), (default(f"RESET {change.split()[0]}", role),))
 
 
 def granted(schemas: Schemas, reader: str) -> tuple[str, ...]:
@@ -512,9 +551,9 @@ def _attach(root: Table, leaf: Table) -> str:
     return f"ALTER TABLE {root.sql} ATTACH PARTITION {leaf.sql} FOR VALUES FROM ({place}0) TO ({place + 1}0)"
 
 
-def _detached(site: Site, how: str) -> Move | None:
+def _detached(site: Site, how: str) -> SchemaChange | None:
     root, leaf = site.pick(site.roots), site.pick([leaf for leaf in site.leaves if leaf.place is not None])
     if root is None or leaf is None:
         return None
     detach = f"ALTER TABLE {root.sql} DETACH PARTITION {leaf.sql}{how}"
-    return Move((detach,), (_attach(root, leaf),), leaf.oid, alone=bool(how))
+    return SchemaChange((detach,), (_attach(root, leaf),), leaf.oid, alone=bool(how))
