@@ -16,8 +16,15 @@ from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import COMMIT_LSN, HASH, LEAF, FeedColumn
 from pgcdc_assets.mirror.delta.keyindex import KeyIndex
-from pgcdc_assets.mirror.net.multiset import COUNT, net_rows
-from pgcdc_assets.mirror.net.neteffect import after_truncates, collapse, collapse_touched, map_keys, raw_maps
+from pgcdc_assets.mirror.net.neteffect import (
+    COUNT,
+    after_truncates,
+    collapse,
+    collapse_touched,
+    map_keys,
+    net_rows,
+    raw_maps,
+)
 from tests.feed.feed_rows import COLUMNS, feed_rows
 
 

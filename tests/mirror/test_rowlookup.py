@@ -23,8 +23,7 @@ from pgcdc_assets.mirror.delta import rowgroups, rowlookup
 from pgcdc_assets.mirror.delta.keyindex import KeyIndex
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, wanted
 from pgcdc_assets.mirror.delta.rowlookup import HOLDS, LACKS, TWICE, Effect, merge_keyed, merge_multiset
-from pgcdc_assets.mirror.net.multiset import net_rows
-from pgcdc_assets.mirror.net.neteffect import collapse
+from pgcdc_assets.mirror.net.neteffect import collapse, net_rows
 from tests.feed.feed_rows import COLUMNS, SCHEMA, feed_rows
 
 OWN = pa.schema([SCHEMA.field(name) for name in ("_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw")])

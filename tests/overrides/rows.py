@@ -97,7 +97,7 @@ override("order_in_a_transaction_is_ignored", "pgcdc_assets.mirror.net.keyhistor
                                   "np.argsort(commit_lsn, kind='stable')"),
     rule="changes of one transaction are applied in their order in the transaction",
     test="tests/mirror/test_neteffect.py::test_order_of_events_in_files_does_not_change_the_net_effect")  # fmt: skip
-override("duplicates_are_one_row", "pgcdc_assets.mirror.net.multiset:net_rows",
+override("duplicates_are_one_row", "pgcdc_assets.mirror.net.neteffect:net_rows",
     lambda original: with_instead(original, "np.where(leaving, -1, 1)", "np.where(leaving, -1, 1) / 2"),
     rule="equal rows of a table without a key stay separate rows",
     test="tests/property/test_collapse.py::test_a_multiset_keeps_every_equal_row")  # fmt: skip

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.feed.schema import FeedColumn
-from pgcdc_assets.mirror.net.multiset import net_rows
-from pgcdc_assets.mirror.net.neteffect import ARRIVES, after_truncates, collapse
+from pgcdc_assets.mirror.net.neteffect import ARRIVES, after_truncates, collapse, net_rows
 from tests.feed.feed_rows import COLUMNS, SCHEMA
 
 KEYS = st.integers(0, 5)

@@ -34,8 +34,7 @@ from pgcdc_assets.feed.schema import (
 )
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.mirror.delta.rowlookup import Effect, Write, merge_keyed, merge_multiset
-from pgcdc_assets.mirror.net.multiset import net_rows
-from pgcdc_assets.mirror.net.neteffect import ARRIVES, after_truncates, collapse, collapse_touched
+from pgcdc_assets.mirror.net.neteffect import ARRIVES, after_truncates, collapse, collapse_touched, net_rows
 
 ROW_GROUP_ROWS = 1 << 20
 

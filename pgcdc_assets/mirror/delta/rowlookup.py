@@ -24,8 +24,18 @@ from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import HASH, LEAF, OP, RAW, FeedColumn
 from pgcdc_assets.mirror.delta.keyindex import KeyIndex
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, RowGroups, WantedKeys, wanted
-from pgcdc_assets.mirror.net.multiset import COUNT, NetRows
-from pgcdc_assets.mirror.net.neteffect import MASK, ORIGIN, PRESENT, UPSERT, key_numbers, map_keys, raw_maps, raw_texts
+from pgcdc_assets.mirror.net.neteffect import (
+    COUNT,
+    MASK,
+    ORIGIN,
+    PRESENT,
+    UPSERT,
+    NetRows,
+    key_numbers,
+    map_keys,
+    raw_maps,
+    raw_texts,
+)
 
 LACKS = "the mirror lacks a row that the source changed"
 HOLDS = "the mirror already has a row that the source inserted"
