@@ -36,8 +36,8 @@ from pgcdc_assets.flow.maintenance import THIN_AFTER_VERSIONS
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, compact_file
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
+from pgcdc_assets.mirror.delta.removal import unneeded_parts
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
-from pgcdc_assets.mirror.delta.versionexpiry import unneeded_parts
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 

@@ -257,7 +257,7 @@ def _hold_lake(stack: ExitStack, settings: Settings, *, must: bool) -> None:
 
 
 def _remove_lake(settings: Settings) -> None:
-    from pgcdc_assets.mirror.delta.lakeremoval import remove_lake
+    from pgcdc_assets.mirror.delta.removal import remove_lake
 
     root = settings.layout.root
     there = any(True for _ in storage.walk(root, hidden=True))

@@ -4,7 +4,7 @@ VACUUM decides by the age of a file's removal, which a log contains only for a l
 vector) stays as long as it is needed by a version that may still be read. Such versions are the promised versions
 (which consistent points name), the newest version, and versions that were the newest recently. The log need not have
 the other versions: if it lacks the commits between two promised versions, the later one has a checkpoint
-(:mod:`pgcdc_assets.mirror.delta.versionexpiry`)."""
+(:mod:`pgcdc_assets.mirror.delta.removal`)."""
 
 from __future__ import annotations
 

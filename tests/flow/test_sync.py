@@ -48,7 +48,7 @@ from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import compaction, deltatarget
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.delta.mirror import PROPERTIES
-from pgcdc_assets.mirror.delta.versionexpiry import Unneeded
+from pgcdc_assets.mirror.delta.removal import Unneeded
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import load_catalog

@@ -20,8 +20,8 @@ from pgcdc_assets.delta.commit import FileChange, commit_change
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.errors import LakeError, MachineError
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
-from pgcdc_assets.mirror.delta.lakeremoval import remove_lake
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror
+from pgcdc_assets.mirror.delta.removal import remove_lake
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import LocalStore, path_of

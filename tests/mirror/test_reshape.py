@@ -19,8 +19,8 @@ from pgcdc_assets.delta.definition import commit_columns
 from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import Mirror
+from pgcdc_assets.mirror.delta.removal import unchanged_since
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
-from pgcdc_assets.mirror.delta.versionexpiry import unchanged_since
 from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.store.local import path_of
 from pgcdc_assets.structure.successor import successor

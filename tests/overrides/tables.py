@@ -53,10 +53,10 @@ override("torn_commit_is_read", "pgcdc_assets.delta.logfiles:commit_if_there",
     lambda original: with_instead(original, "ACTIONS in info", "False"),
     rule="a commit that was cut between two actions is refused",
     test="tests/delta/test_torn.py::test_a_torn_commit_is_refused_until_it_is_recovered")  # fmt: skip
-override("promised_versions_are_forgotten", "pgcdc_assets.mirror.delta.versionexpiry:unneeded_parts",
+override("promised_versions_are_forgotten", "pgcdc_assets.mirror.delta.removal:unneeded_parts",
     lambda original: lambda mirror, promised, grace: original(mirror, (), grace),
     rule="the Delta log of a mirror keeps the commits that the versions of consistent points need",
-    test="tests/mirror/test_versionexpiry.py::test_promised_versions_are_kept_and_versions_between_them_are_deleted",
+    test="tests/mirror/test_removal.py::test_promised_versions_are_kept_and_versions_between_them_are_deleted",
 )  # fmt: skip
 
 

@@ -13,6 +13,5 @@ rowgroups   reads a mirror's files
 reshape     changes the structure or the name            projection    the Spark task of a change of structure
 durability  makes versions durable; finds row changes by other writers
 compaction  rewrites small files, and files with many deleted rows
-versionexpiry  keeps the versions that points name readable, deletes what only other versions need
-lakeremoval  deletes the lake, but no files of other owners
+removal     keeps the versions that points name readable, deletes what only other versions need; deletes the lake
 """

@@ -25,8 +25,8 @@ from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.delta.durability import DurableVersions
 from pgcdc_assets.mirror.delta.mirror import Mirrors
 from pgcdc_assets.mirror.delta.mirrorschema import Commented, refusal
+from pgcdc_assets.mirror.delta.removal import keep_promised, keep_readable, unchanged_since, unneeded_parts
 from pgcdc_assets.mirror.delta.reshape import rename_mirror, reshape_mirror
-from pgcdc_assets.mirror.delta.versionexpiry import keep_promised, keep_readable, unchanged_since, unneeded_parts
 from pgcdc_assets.mirror.target import Applied, CopyCount, CopyReport, Failures, Freed, Generation
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.spark.session import SparkOnDemand, cancel_jobs

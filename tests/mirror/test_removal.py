@@ -22,7 +22,7 @@ from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
 from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
-from pgcdc_assets.mirror.delta.versionexpiry import Unneeded, unneeded_parts
+from pgcdc_assets.mirror.delta.removal import Unneeded, unneeded_parts
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import path_of
 from tests.delta.rows import OWNER, SCHEMA, Rows

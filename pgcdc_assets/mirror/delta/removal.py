@@ -1,33 +1,39 @@
-"""Decides which versions of a mirror stay readable: protects the promised versions (the versions that consistent points
-name), and deletes the files that only other versions need.
+"""Decides what is deleted from the lake, and deletes it.
 
-A turn each second makes 86,400 versions a day. Each version has a commit, and a deletion vector for every file in which
-it deletes rows. The older points are, the fewer stay (:mod:`pgcdc_assets.core.retention`), and the versions that no
-point names any longer are deleted here. From one checkpoint on, a mirror's Delta log stays complete. Below this
-checkpoint, only the promised versions stay: each keeps its own commit, and gets a checkpoint. Table properties protect
-the promised versions from another writer's VACUUM or log clean-up.
+During operation, the promised versions of a mirror (the versions that consistent points name) are protected, and the
+files that only other versions need are deleted. A turn each second makes 86,400 versions a day. Each version has a
+commit, and a deletion vector for every file in which it deletes rows. The older points are, the fewer stay
+(:mod:`pgcdc_assets.core.retention`), and the versions that no point names any longer are deleted here. From one
+checkpoint on, a mirror's Delta log stays complete. Below this checkpoint, only the promised versions stay: each keeps
+its own commit, and gets a checkpoint. Table properties protect the promised versions from another writer's VACUUM or
+log clean-up.
+
+A teardown deletes the whole lake. The lake's folder may also contain files that pgcdc did not write. They stay.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Set
+from collections.abc import Collection, Iterator, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.core.layout import DELTA_LOG, Location, commit_name
+from pgcdc_assets.core.formats import MALFORMED
+from pgcdc_assets.core.layout import DELTA_LOG, OWN, Layout, Location, commit_name
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.checkpoint import make_checkpoint, missing_properties, write_checkpoint
 from pgcdc_assets.delta.definition import commit_properties
-from pgcdc_assets.delta.log import hinted, is_whole
+from pgcdc_assets.delta.log import DeltaLog, hinted, is_whole
 from pgcdc_assets.delta.logfiles import VERSIONED, checkpoint_files, checksum_of
-from pgcdc_assets.delta.sweep import LogListing, unneeded
-from pgcdc_assets.errors import LakeError
+from pgcdc_assets.delta.sweep import LogListing, remove_table, unneeded
+from pgcdc_assets.errors import LakeError, MachineError, PgcdcError
 from pgcdc_assets.failures import again_after_lost_races
-from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, STRUCTURE, Mirror, clear_unfinished
+from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store import storage
 
 
@@ -142,3 +148,54 @@ def keep_readable(mirror: Mirror, quiet: timedelta = QUIET) -> bool:
         return False
     make_checkpoint(mirror.path, mirror.version)
     return True
+
+
+def remove_lake(layout: Layout) -> list[str]:
+    """Delete the mirrors and pgcdc's own folder in the lake, then the lake's folder if it is empty. Returns the names
+    of the files that stay, because pgcdc did not write them. Raises MachineError if a file of pgcdc could not be
+    deleted."""
+    mirrors = list(_mirrors(layout))
+    with suppress(OSError):
+        for folder in mirrors:
+            remove_table(folder)
+            _delete_empty(folder)
+    # This folder records which tables may have a mirror, so it is deleted last.
+    storage.delete_folder(layout.own)
+    storage.delete_empty(layout.root)
+    left = [entry.name for entry in storage.walk(layout.root, hidden=True)]
+    ours = tuple(f"{folder.text.removeprefix(layout.root.text).lstrip('/')}/" for folder in (layout.own, *mirrors))
+    if any(name.startswith(ours) for name in left):
+        raise MachineError("could not be removed completely", thing=f"lake {layout.root}",
+                           do="delete the rest of the folder as the user who owns it")  # fmt: skip
+    return sorted(left)
+
+
+def _mirrors(layout: Layout) -> Iterator[Location]:
+    """The folders of our mirrors. A mirror is recognized by its Delta log. If the log is damaged, the stored states of
+    tables show whether the folder is a mirror. Also deletes the files of unfinished copies, whose tables have no Delta
+    log yet."""
+    known: set[Location] = set()
+    with suppress(PgcdcError, OSError, *MALFORMED):
+        known = {layout.mirror(name) for name in TableStates(layout).all()}
+    parts = [entry.name.split("/") for entry in storage.walk(layout.root, hidden=True)]
+    logged = {layout.root / f"{one[0]}/{one[1]}" for one in parts if len(one) > 3 and one[2] == DELTA_LOG}
+    for folder in sorted(known | logged):
+        if folder.parent.name == OWN:
+            continue
+        try:
+            table = DeltaLog(folder, with_files=False).newest()
+        except (PgcdcError, OSError, *MALFORMED):
+            if folder in known:
+                yield folder
+            continue
+        if table is not None and IDENTITY in table.configuration:
+            yield folder
+        elif table is None and folder in known:
+            with suppress(LakeError, OSError):
+                clear_unfinished(folder)
+            _delete_empty(folder)
+
+
+def _delete_empty(folder: Location) -> None:
+    storage.delete_empty(folder)
+    storage.delete_empty(folder.parent)
