@@ -6,10 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pgcdc_assets.defs.component import PgcdcComponent
-    from pgcdc_assets.defs.downstream import PgcdcLake, mirror_updated
-    from pgcdc_assets.defs.pipeline import build_pgcdc_defs
+    from pgcdc_assets.defs.pipeline import PgcdcComponent, build_pgcdc_defs
     from pgcdc_assets.defs.replication import PgcdcTable, PgcdcTranslator
+    from pgcdc_assets.defs.resources import PgcdcLake, mirror_updated
     from pgcdc_assets.lake.lake import Lake
     from pgcdc_assets.spark.session import delta_session
 
@@ -20,13 +19,13 @@ __all__ = [
 
 _MODULES = {
     "Lake": "lake.lake",
-    "PgcdcComponent": "defs.component",
-    "PgcdcLake": "defs.downstream",
+    "PgcdcComponent": "defs.pipeline",
+    "PgcdcLake": "defs.resources",
     "PgcdcTable": "defs.replication",
     "PgcdcTranslator": "defs.replication",
     "build_pgcdc_defs": "defs.pipeline",
     "delta_session": "spark.session",
-    "mirror_updated": "defs.downstream",
+    "mirror_updated": "defs.resources",
 }
 
 

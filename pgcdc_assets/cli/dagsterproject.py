@@ -43,7 +43,7 @@ def is_component() -> bool:
 def _settings(name: str) -> dict[str, Any]:
     import dagster as dg
 
-    from pgcdc_assets.defs.component import PgcdcComponent
+    from pgcdc_assets.defs.pipeline import PgcdcComponent
 
     try:
         tree = dg.ComponentTree.for_project(Path.cwd())

@@ -2,11 +2,10 @@
 
 sensors, demand -> sync (the job) -> observer -> events of assets, partitions, checks
 
-component    a source as a component for `dg`
-pipeline     all definitions of a source
+pipeline     all definitions of a source, as a function and as a component for `dg`
 replication  what definitions and runs share: settings, names, specs of assets, and the translator
 keys         the names under which Dagster knows a source
-resources    engine, Spark and source
+resources    engine, Spark and source; for assets built on mirrors: the lake, and a condition
 assets       the assets
 partitions   LSN ranges of one source
 metadata     turns reports into metadata of assets
@@ -18,6 +17,5 @@ observer     records a run's reports as Dagster events
 checks       health as asset checks
 verification ``verify`` as an asset check
 maintenance  the job that deletes old data and old runs of Dagster
-downstream   for assets built on mirrors: a condition, and mirrors as inputs
 dagsterinternals  all uses of Dagster's private API
 """

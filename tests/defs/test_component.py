@@ -14,7 +14,7 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 from pgcdc_assets import PgcdcComponent, build_pgcdc_defs
-from pgcdc_assets.defs.component import PgcdcFreshness
+from pgcdc_assets.defs.pipeline import PgcdcFreshness
 from pgcdc_assets.errors import SettingsError
 from pgcdc_assets.project import save_catalog
 from tests.defs.catalogs import catalog_of

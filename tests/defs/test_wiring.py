@@ -30,10 +30,10 @@ from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs import runs
 from pgcdc_assets.defs.assets import pipeline_assets
 from pgcdc_assets.defs.checks import current_health, evaluations
-from pgcdc_assets.defs.downstream import mirror_updated
 from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.defs.partitions import RangeRegister, register_snapshot
 from pgcdc_assets.defs.replication import STAGES, Replication
+from pgcdc_assets.defs.resources import mirror_updated
 from pgcdc_assets.defs.runs import PROCESS_TAG, limit_pool, runs_of, waiting_for_pool
 from pgcdc_assets.defs.sync import REPAIR_OP, SYNC_OP, repair_job, sync_job
 from pgcdc_assets.errors import LockHeld, StoreFailed
