@@ -83,7 +83,7 @@ def test_each_pgcdc_command_of_the_deployment_exists(command: list[str]) -> None
     found.make_context(name, rest, parent=context)
 
 
-def test_all_other_commands_are_in_the_image() -> None:
+def test_other_commands_of_the_deployment_are_known_programs_and_modules() -> None:
     named = {one[0] for one in commands() if one}
     assert named == {"pgcdc", "dagster", "dagster-daemon", "spark-class", "python"}
     modules = {one[2] for one in commands() if one[:2] == ["python", "-m"]}
@@ -107,7 +107,7 @@ def test_settings_of_the_deployment_exist_and_are_valid(
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_dagster_instance_differs_only_in_its_storage(name: str) -> None:
+def test_dagster_yaml_of_a_deployment_differs_only_in_storage_logs_and_launcher(name: str) -> None:
     found = dict(INSTANCES[name])
     storage = found.pop("storage")["postgres"]["postgres_db"]
     assert found.pop("compute_logs")["class"] == "NoOpComputeLogManager"
@@ -119,7 +119,7 @@ def test_dagster_instance_differs_only_in_its_storage(name: str) -> None:
     assert named - set(settings_env()) == {"DAGSTER_POSTGRES_PASSWORD"}
 
 
-def test_workspace_files_name_the_code_location_and_its_server() -> None:
+def test_workspace_files_name_the_code_location_and_its_grpc_server() -> None:
     for place in ("compose", "kubernetes"):
         (found,) = yaml.safe_load((DEPLOY / place / "workspace.yaml").read_text())["load_from"]
         assert found["grpc_server"] == {"host": "code", "port": 4000, "location_name": LOCATION}

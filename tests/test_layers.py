@@ -119,7 +119,7 @@ def test_a_library_is_imported_only_by_the_packages_that_may_use_it() -> None:
     ]
 
 
-def test_a_package_imports_only_packages_earlier_in_the_list() -> None:
+def test_package_imports_only_packages_that_are_earlier_in_the_list() -> None:
     place = {name: number for number, name in enumerate(ORDER)}
     assert not [
         f"{name} imports {other}"
@@ -198,7 +198,7 @@ def test_the_docstring_of_a_package_names_each_of_its_modules() -> None:
     ]
 
 
-def test_file_name_is_used_for_one_concept() -> None:
+def test_two_modules_have_the_same_file_name_only_if_it_is_listed() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for name in MODULES:
         places[name.rpartition(".")[2]].append(name)

@@ -26,14 +26,14 @@ TABLE = Table(
 CATALOG = Catalog(Identity("7", "shop", "pgcdc"), "pgcdc", 180000, (TABLE,), ("pgcdc",))
 
 
-def test_catalog_is_unchanged_after_it_was_saved_and_read(tmp_path: Path) -> None:
+def test_catalog_is_unchanged_after_saving_and_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "made" / "catalog.json"
     assert load_catalog(path) is None
     save_catalog(CATALOG, path)
     assert load_catalog(path) == CATALOG
 
 
-def test_catalog_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_saved_catalog_in_an_unknown_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "catalog.json"
     path.write_text(json.dumps({"format": "2", "table": "of another form"}))
     with pytest.raises(UnknownFormat, match=r"saved catalog .*: has format 2, .* reads format 1; use the version"):

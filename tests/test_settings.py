@@ -126,7 +126,9 @@ def test_invalid_stream_setting_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:443", "local-cluster[2,1,700]"])
-def test_executors_of_a_cluster_need_a_shared_lake(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lake_on_a_local_path_is_refused_for_a_spark_cluster_unless_it_is_shared(
+    master: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))
     with pytest.raises(SettingsError) as refused:
         Settings.load()
@@ -144,7 +146,7 @@ def test_executors_of_a_cluster_need_a_shared_lake(master: str, monkeypatch: pyt
     "master",
     ["sc://host:15002/;token=secret", "mesos://host:5050", "locally", "spark", "local[0]", "local[]", "local[*,0]"],
 )
-def test_unknown_masters_are_refused(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_spark_master_is_refused(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))
     with pytest.raises(SettingsError) as caught:
         Settings.load()
@@ -200,7 +202,9 @@ def test_the_setting_streaming_is_read_from_the_environment_or_the_file(
 
 
 @pytest.mark.parametrize("written", ["on", "parallel", "1", "0", "[]"])
-def test_unknown_values_of_streaming_are_refused(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_value_of_the_setting_streaming_is_refused(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text(f"streaming: {written}\n")
     with pytest.raises(SettingsError, match=r"setting `streaming`: .* is neither `auto` nor `off`") as refused:

@@ -1,5 +1,9 @@
 """Whether an error concerns one table or all tables: checks every error class of pgcdc, and every SQLSTATE with a
-special meaning."""
+special meaning.
+
+``WAITS``: the error concerns one table, which is tried again. ``ASIDE``: one table, which is set aside. ``ALL``: all
+tables, so the run ends.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ def _kinds(kind: type[PgcdcError]) -> set[type[PgcdcError]]:
     return {kind}.union(*(_kinds(below) for below in kind.__subclasses__() if below.__module__ == errors.__name__))
 
 
-def test_every_error_class_defines_whom_it_concerns() -> None:
+def test_for_every_error_class_it_is_defined_which_tables_it_concerns() -> None:
     found: dict[Whose, set[str]] = {one: set() for one in Whose}
     for kind in _kinds(PgcdcError):
         found[whose(kind.__new__(kind))].add(kind.__name__)
@@ -107,5 +111,5 @@ OTHERS: list[tuple[BaseException, Whose]] = [
 
 
 @pytest.mark.parametrize(("error", "expected"), OTHERS, ids=lambda one: repr(one)[:40])
-def test_which_errors_of_python_and_libraries_concern_only_one_table(error: BaseException, expected: Whose) -> None:
+def test_errors_of_python_and_libraries_concern_one_table_or_all_tables(error: BaseException, expected: Whose) -> None:
     assert (of_one_table(error) is not None) is (expected is Whose.ASIDE)

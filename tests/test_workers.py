@@ -1,4 +1,5 @@
-"""Tests that share an expensive fixture run in one worker, so the fixture is made only once."""
+"""Tests that share an expensive fixture form a group. One worker of pytest-xdist runs all tests of a group, so the
+fixture is made only once."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 from tests.conftest import Groups, group, pytest_xdist_make_scheduler
 
 
-def test_tests_that_share_a_server_or_pgcdc_up_are_in_one_group(request: pytest.FixtureRequest) -> None:
+def test_tests_that_share_a_server_or_a_running_pgcdc_up_are_in_one_group(request: pytest.FixtureRequest) -> None:
     for item in request.session.items:
         names = getattr(item, "fixturenames", ())
         if "up" in names:

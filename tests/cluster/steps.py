@@ -14,7 +14,7 @@ SECONDS = 300
 
 
 @contextmanager
-def standing_at(rig: Rig, point: FaultPoint, process: subprocess.Popen[str]) -> Iterator[int]:
+def stopped_at(rig: Rig, point: FaultPoint, process: subprocess.Popen[str]) -> Iterator[int]:
     """Yields the pid of the worker that is stopped at the fault point. After the block the worker continues, if it is
     still alive."""
     wait_for(lambda: rig.faults.reached(point) is not None or process.poll() is not None, SECONDS, point)
@@ -24,7 +24,7 @@ def standing_at(rig: Rig, point: FaultPoint, process: subprocess.Popen[str]) -> 
     rig.faults.clear()
 
 
-def ends_well(process: subprocess.Popen[str], rig: Rig) -> None:
+def assert_succeeds(process: subprocess.Popen[str], rig: Rig) -> None:
     wait_for(lambda: process.poll() is not None, SECONDS, "the end of sync")
     assert process.returncode == 0, rig.project.log("sync")
     rig.assert_equal()

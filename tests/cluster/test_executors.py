@@ -18,7 +18,7 @@ import pytest
 from pgcdc_assets.core.faultpoints import FaultPoint
 from tests.cluster.conftest import Rig
 from tests.cluster.standalone import Cluster, standalone
-from tests.cluster.steps import SECONDS, ends_well, standing_at
+from tests.cluster.steps import SECONDS, assert_succeeds, stopped_at
 from tests.end_to_end.command import Project
 from tests.waiting import wait_for
 
@@ -48,28 +48,28 @@ def test_speculative_attempt_replaces_a_stopped_task(rig_on: Callable[[str], Rig
     project.run("setup")
     for point in POINTS:
         rig.faults.arm(point)
-        with project.running("sync") as process, standing_at(rig, point, process):
-            ends_well(process, rig)
+        with project.running("sync") as process, stopped_at(rig, point, process):
+            assert_succeeds(process, rig)
         rig.change()
     project.run("sync")
     rig.assert_equal()
     project.run("verify")
 
 
-def test_sync_survives_the_death_of_all_executors(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
+def test_sync_succeeds_although_all_executors_are_killed(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
     rig = rig_on(shared_folder)
     rig.project.run("setup")
     for point in POINTS:
         rig.faults.arm(point)
         with rig.project.running("sync") as process:
-            with standing_at(rig, point, process):
+            with stopped_at(rig, point, process):
                 for executor in rig.cluster.executors:
                     kill(executor)
-            ends_well(process, rig)
+            assert_succeeds(process, rig)
         rig.change()
 
 
-def test_sync_in_follow_mode_survives_killed_executors(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
+def test_sync_in_follow_mode_continues_after_executors_are_killed(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
     rig = rig_on(in_bucket)
     rig.project.run("setup")
     chance = random.Random(0)
@@ -87,7 +87,7 @@ def test_sync_in_follow_mode_survives_killed_executors(rig_on: Callable[[str], R
     rig.assert_equal()
 
 
-def test_executors_use_the_packed_environment(
+def test_executors_run_the_packed_python_environment(
     rig_on: Callable[[str], Rig], shared_folder: str, cluster: Cluster
 ) -> None:
     """An executor without the driver's version of the package is reported in one line, before a task starts work."""

@@ -14,7 +14,7 @@ from pgcdc_assets.core.faultpoints import FaultPoint
 from tests.cluster.conftest import SECRET, Rig
 from tests.cluster.leaks import in_command_lines, in_environments, in_files, shown_by
 from tests.cluster.standalone import CORES, executor_of, kill_executor
-from tests.cluster.steps import ends_well, standing_at
+from tests.cluster.steps import assert_succeeds, stopped_at
 from tests.fix_objects import SECRET as STORE_SECRET
 from tests.servers import held_port
 
@@ -48,33 +48,37 @@ def the_whole_path(rig: Rig, secrets: dict[str, bool]) -> None:
 
     rig.faults.arm(FaultPoint.PIECE_COPIED)
     with project.running("sync") as process:
-        with standing_at(rig, FaultPoint.PIECE_COPIED, process) as worker:
+        with stopped_at(rig, FaultPoint.PIECE_COPIED, process) as worker:
             for secret, of_workers in secrets.items():
                 assert_unseen(secret, rig, ui, of_workers=of_workers)
             kill_executor(worker)
-        ends_well(process, rig)
+        assert_succeeds(process, rig)
 
     rig.change()
     rig.faults.arm(FaultPoint.FEED_FILES_WRITTEN)
     with project.running("sync") as process:
-        with standing_at(rig, FaultPoint.FEED_FILES_WRITTEN, process) as worker:
+        with stopped_at(rig, FaultPoint.FEED_FILES_WRITTEN, process) as worker:
             rig.faults.arm(FaultPoint.COLLAPSED)
             kill_executor(worker)
             (rig.faults.folder / "feed-files-written.reached").unlink()
-            with standing_at(rig, FaultPoint.COLLAPSED, process) as later:
+            with stopped_at(rig, FaultPoint.COLLAPSED, process) as later:
                 assert executor_of(later).pid != worker
                 kill_executor(later)
-        ends_well(process, rig)
+        assert_succeeds(process, rig)
     for secret in secrets:
         assert not in_files(secret.encode(), rig.events, rig.cluster.folder)
 
 
 @pytest.mark.takes(120)
-def test_killed_executors_leak_no_secret_on_a_shared_folder(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
+def test_syncs_survive_killed_executors_and_leak_no_secret_with_a_shared_folder(
+    rig_on: Callable[[str], Rig], shared_folder: str
+) -> None:
     the_whole_path(rig_on(shared_folder), {SECRET: False})
 
 
-def test_killed_executors_leak_no_secret_on_an_object_store(rig_on: Callable[[str], Rig], in_bucket: str) -> None:
+def test_syncs_survive_killed_executors_and_leak_no_secret_with_an_object_store(
+    rig_on: Callable[[str], Rig], in_bucket: str
+) -> None:
     """The workers have the store's credentials in their own environment."""
     the_whole_path(rig_on(in_bucket), {SECRET: False, STORE_SECRET: True})
 

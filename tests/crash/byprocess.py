@@ -140,7 +140,7 @@ class ByProcess(LakeRig):
         if case.command == "repair" or case.point is FaultPoint.MIRROR_VACUUMED:
             # A repair can only derive changes again that were made after the table's last copy. A VACUUM only deletes
             # files that no kept version uses. So change the tables, and sync.
-            self._nudge(case)
+            self._change_in_every_way(case)
             self._sync()
 
     def _sync(self) -> None:
@@ -164,7 +164,7 @@ class ByProcess(LakeRig):
         self.unmet.append(case)
 
     def _hit(self, case: Case) -> bool:
-        self._nudge(case)
+        self._change_in_every_way(case)
         before = self.moved()
         if case.point is not None:
             self.faults.arm(case.point)
@@ -210,7 +210,7 @@ class ByProcess(LakeRig):
             return "repair", "public.u", "--range", f"{Lsn(first)}..{Lsn(last)}"
         return (case.command,)
 
-    def _nudge(self, case: Case) -> None:
+    def _change_in_every_way(self, case: Case) -> None:
         """Write, in addition to the random writers, a change for each way in which a mirror is changed: append, merge,
         overwrite, and a new column."""
         self._done("INSERT INTO entry (note) VALUES ('nudge'); UPDATE u SET v = v + 1 WHERE a > 30")

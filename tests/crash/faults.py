@@ -1,4 +1,5 @@
-"""Helpers for fault points: arms them, waits until a process has stopped at a point, and kills processes."""
+"""A fault point is a named place in the product's code. If a test arms it, the next process that reaches the place
+stops there, and the test can kill the process."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Kind(StrEnum):
 
 
 class Faults:
-    """The folder that ``PGCDC_FAULTS`` names."""
+    """Arms fault points, and reports which processes have stopped. ``folder``: the value of ``PGCDC_FAULTS``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,5 +1,5 @@
-"""Tests of the fault points: a fault point does nothing unless it is armed, the package calls each fault point, and
-exactly one thread stops at an armed fault point."""
+"""Tests of the fault points: named places in the product's code at which a test can stop a process. A fault point does
+nothing unless it is armed. Exactly one thread stops at an armed fault point."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_exactly_one_thread_stops_after_the_given_number_of_visits(faults: Fault
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_process_stopped_at_one_point_does_not_block_other_points(
+def test_process_stopped_at_one_fault_point_does_not_block_other_fault_points(
     faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file lock protects the fault points. A process releases the lock before it reports that it has stopped at a

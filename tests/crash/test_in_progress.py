@@ -1,4 +1,7 @@
-"""The receiver is killed, or its connections are cut, while transactions are in progress or are written to the log."""
+"""The receiver is killed, or its connections are cut, while transactions are in progress or are written to the log.
+
+Twins are two receivers of the same changes, one with and one without streaming. Their logs must be equal.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +167,7 @@ def _killed_in_a_round(rig: Rig, faults: Faults, point: FaultPoint, at: str) -> 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.takes(20)
-def test_connection_cut_at_any_time_loses_and_repeats_nothing(
+def test_receiver_whose_connection_is_cut_at_any_time_loses_and_repeats_nothing(
     rig: Rig, crash_server: EmbeddedServer, chance: random.Random, tally: Tally, cycles: int,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -227,7 +230,8 @@ OWN = (FaultPoint.PREPARED_KEPT, FaultPoint.PREPARED_COMMITTING, FaultPoint.PREP
 
 def case(point: FaultPoint, when: str) -> Any:
     often = point in OWN or (point, when) == (FaultPoint.BATCH_COMMITTED, "taking")
-    return pytest.param(point, when, marks=() if often else pytest.mark.long)
+    name = {"keeping": "PREPARE", "taking": "COMMIT PREPARED", "rollback": "ROLLBACK PREPARED"}[when]
+    return pytest.param(point, when, marks=() if often else pytest.mark.long, id=f"{point}-{name}")
 
 
 @pytest.fixture

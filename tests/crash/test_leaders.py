@@ -63,7 +63,7 @@ class Leaders(ByProcess):
         """Stops the command at the fault point, lets a second command work, resumes the first command, and checks that
         it commits nothing. Returns False if the command ended before it reached the point."""
         self.prepare(case)
-        self._nudge(case)
+        self._change_in_every_way(case)
         self.faults.arm(case.point)  # type: ignore[arg-type]
         with self._running(case) as first:
             if not self._reach(first.pid, case):
@@ -188,8 +188,8 @@ def _lakes(cases: Sequence[Case]) -> list[list[Case]]:
 @pytest.mark.process
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(500)
-@pytest.mark.parametrize("command", ["sync", "others"])
-def test_killed_command_loses_nothing(
+@pytest.mark.parametrize("command", ["sync", "other commands"])
+def test_command_killed_at_durable_steps_loses_nothing(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, tally: Tally, tmp_path: Path, command: str,
     *, every: bool,
 ) -> None:  # fmt: skip

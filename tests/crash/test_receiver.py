@@ -197,7 +197,7 @@ class Rig:
             assert wait_until(lambda: receiver.ended or self.faults.reached(point) is not None, SECONDS), point
             if self.faults.reached(point) is None:
                 return False
-            self._not_told_too_early(point)
+            self._assert_confirmed_is_durable(point)
             return True
         wait_until(lambda: receiver.ended or bool(receiver.events()), SECONDS)
         time.sleep(self.chance.uniform(0, 1.2))
@@ -219,7 +219,7 @@ class Rig:
 
     # Checks ------------------------------------------------------------------------------------------
 
-    def _not_told_too_early(self, point: FaultPoint) -> None:
+    def _assert_confirmed_is_durable(self, point: FaultPoint) -> None:
         confirmed = self._confirmed()
         position = self.log.position()
         assert confirmed <= position, f"confirmed {confirmed}, but the log ends at {position}"

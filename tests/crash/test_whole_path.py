@@ -1,5 +1,5 @@
-"""Whole syncs in this process, crashed at every step of Spark and Delta. Every published point is compared with the
-source."""
+"""Whole syncs in this process are crashed at every step that writes feeds, mirrors or points. Every published point is
+compared with the source."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class InProcess(LakeRig):
     def _run(self, bounds: Bounds, anew: list[TableName], failures: list[BaseException]) -> None:
         try:
             self.sync(bounds, anew)
-        except BaseException as error:  # noqa: BLE001 - told by the cycle
+        except BaseException as error:  # noqa: BLE001 - checked by `cycle`
             failures.append(error)
 
     def _reach(self, thread: threading.Thread, point: FaultPoint | None) -> bool:
@@ -215,7 +215,7 @@ def watched_spark(spark: SparkSession, fault_folder: Path) -> SparkSession:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.takes(60)
-def test_every_published_point_equals_the_source(
+def test_every_published_point_equals_the_source_although_syncs_crash(
     crash_server: EmbeddedServer, faults: Faults, chance: random.Random, cycles: int, tally: Tally,
     watched_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -102,7 +102,7 @@ def test_server_outlives_the_process_that_started_it_only_on_request(tmp_path: P
         server.stop()
 
 
-def test_private_parent_folder_stays_private_because_the_server_gets_one_capability(
+def test_server_in_a_private_folder_gets_one_capability_and_the_folder_stays_private(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     if os.geteuid() != 0:

@@ -16,7 +16,7 @@ from tests.fix_postgres import Database
 TABLES = ("carts", "customers", "events", "order_lines", "orders", "payments", "products")
 
 
-def test_shop_is_made_once_with_rows_in_every_table(database: Database) -> None:
+def test_sample_shop_is_created_once_with_rows_in_every_table(database: Database) -> None:
     assert shop.ensure(database.conninfo)
     assert not shop.ensure(database.conninfo)
     with database.connect() as conn:
@@ -31,7 +31,7 @@ def test_shop_is_made_once_with_rows_in_every_table(database: Database) -> None:
         assert toasted.fetchall()[0][0] > 0
 
 
-def test_two_concurrent_calls_make_one_shop(database: Database) -> None:
+def test_two_concurrent_calls_create_only_one_sample_shop(database: Database) -> None:
     made: list[bool] = []
     threads = [threading.Thread(target=lambda: made.append(shop.ensure(database.conninfo))) for _ in "ab"]
     for thread in threads:

@@ -53,7 +53,7 @@ def test_every_page_is_built(site: Mapping[str, BuiltPage]) -> None:
     assert {f"{page.relative_to(ROOT / 'docs').with_suffix('')}.html" for page in SOURCES} < site.keys()
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Mapping[str, BuiltPage]) -> None:
+def test_pages_of_the_site_load_nothing_from_other_servers(site: Mapping[str, BuiltPage]) -> None:
     assert {name: page.fetched for name, page in site.items() if any(_elsewhere(url) for url in page.fetched)} == {}
 
 

@@ -66,7 +66,7 @@ def test_range_is_materialised_in_every_changed_asset(up: Served) -> None:
     assert (points["tables"], points["tables_changed"]) == (len(TABLES), 1)
 
 
-def test_page_of_another_site_cannot_use_the_webserver(up: Served) -> None:
+def test_web_page_of_another_site_cannot_query_dagsters_webserver(up: Served) -> None:
     """That the webserver answers queries of its own pages is checked by all other tests of this module."""
     mutation = "mutation { setSensorEnabled }"
     by_image = f"{up.url}/graphql?{urllib.parse.urlencode({'query': mutation})}"
@@ -105,7 +105,7 @@ def test_new_table_appears_in_the_graph(up: Served) -> None:
 
 @pytest.mark.long
 @pytest.mark.takes(40)
-def test_checks_belong_to_the_newest_materialisation(up: Served) -> None:
+def test_asset_checks_are_evaluated_after_the_newest_materialisation(up: Served) -> None:
     """If a check was evaluated before the newest materialization, the UI shows the check as not evaluated."""
     up.follow("UPDATE public.customers SET credit = credit + 1 WHERE id = 1")
     for table in TABLES:

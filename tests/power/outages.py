@@ -1,5 +1,6 @@
-"""Power cuts during syncs in this process. Each cut leaves an image, with which the next sync continues. The source
-loses nothing, so the image's log must contain everything that was confirmed to the slot."""
+"""Power cuts during syncs in this process. Each cut leaves an image (files and folders that survive the cut), with
+which the next sync continues. The source loses nothing, so the image's log must contain everything that was confirmed
+to the slot."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def _tree(process: psutil.Process) -> list[psutil.Process]:
 
 
 @contextmanager
-def standing_still(process: psutil.Process) -> Iterator[None]:
+def suspended(process: psutil.Process) -> Iterator[None]:
     """Stops the process and all its children during the block."""
     stopped: dict[int, psutil.Process] = {}
     try:

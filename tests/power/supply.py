@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from tests.power.hooks.sitecustomize import GONE, recorded
 from tests.power.images import Disk, Folder, Image, Syncs
-from tests.power.rig import HOOKS, standing_still
+from tests.power.rig import HOOKS, suspended
 
 STEPS = (0, 1, 3, 8, 15, 25, 40, 60)
 """The number of fsyncs of this process from the start of the work to the cut. A sync makes some dozens of fsyncs."""
@@ -142,7 +142,7 @@ class Supply:
         with ExitStack() as still:
             try:
                 for process in _processes():
-                    still.enter_context(standing_still(process))
+                    still.enter_context(suspended(process))
                 found = self._look()
                 self._kill_receivers()
                 return found

@@ -1,4 +1,5 @@
-"""Power cuts: syncs are stopped at many moments, and any part of the changes without an fsync is lost.
+"""Power cuts: syncs are stopped at many moments, and any part of the changes without an fsync is lost. What may be left
+of the project's folder is called an image.
 
 Before the recovery, every published point in an image is read correctly or refused with an error. The next sync
 recovers the image. After that, every point is read correctly. ``PGCDC_TEST_POWER_IMAGES`` is the number of images,
@@ -25,7 +26,7 @@ from tests.conftest import SEED
 from tests.crash.faults import wait_until
 from tests.fix_postgres import Database, fresh_database
 from tests.power.images import Disk, Folder, Image, Syncs, described, fresh
-from tests.power.rig import PowerRig, standing_still
+from tests.power.rig import PowerRig, suspended
 
 pytestmark = pytest.mark.spark
 
@@ -56,7 +57,7 @@ def images() -> int:
 @pytest.mark.long
 @pytest.mark.timeout(14400)
 @pytest.mark.takes(400)
-def test_next_sync_recovers_from_a_power_cut(
+def test_next_sync_after_a_power_cut_recovers_every_point(
     server: EmbeddedServer, spark: SparkSession, images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(_SEED)
@@ -97,7 +98,7 @@ def _cut(rig: PowerRig, journal: Path, moments: int, chance: random.Random) -> t
             goal = disk.count() + chance.choice(STEPS if moments > 10 else FEW_STEPS)
             assert wait_until(lambda goal=goal: disk.count() >= goal or not run.is_running(), 300)  # type: ignore[misc]
             time.sleep(chance.random() * 0.05)
-            with standing_still(run):
+            with suspended(run):
                 assert run.is_running(), journal.with_suffix(".log").read_text()[-3000:]
                 found.append(Moment(disk.look(), disk.syncs(), rig.confirmed()))
             assert run.status() != "zombie", journal.with_suffix(".log").read_text()[-3000:]
@@ -133,7 +134,7 @@ def _kept(disk: Disk, moment: Moment, seed: int) -> Path:
     return kept
 
 
-def test_image_keeps_what_was_synced_and_may_lose_the_rest(tmp_path: Path) -> None:
+def test_image_keeps_synced_files_and_may_lose_any_other_change(tmp_path: Path) -> None:
     root, journal = tmp_path / "root", tmp_path / "journal"
     (root / "old").mkdir(parents=True)
     (root / "old" / "file").write_text("before")

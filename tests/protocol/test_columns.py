@@ -57,7 +57,7 @@ def test_empty_batch_has_no_images(type_: pa.DataType, payload: str) -> None:
     assert images(empty, "U", 3) == []
 
 
-def test_offsets_above_2_gib_are_read() -> None:
+def test_columns_of_more_than_2_gib_are_decoded() -> None:
     # The offsets are above 2 GiB. The anonymous memory below them is never used, so only the size of the slice matters.
     start = (1 << 31) + 5
     content = b"".join(PAYLOADS)
@@ -107,7 +107,7 @@ def test_character_split_between_two_values_is_refused() -> None:
     ],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_bad_row_is_refused_with_its_lsn(payload: bytes, what: str, at: int) -> None:
+def test_error_for_a_malformed_row_has_its_lsn(payload: bytes, what: str, at: int) -> None:
     good = wire.insert(Insert(7, ("value",)))
     rows = [good] * 2
     rows.insert(at, payload)
@@ -121,18 +121,18 @@ def test_bad_row_is_refused_with_its_lsn(payload: bytes, what: str, at: int) -> 
 
 
 @pytest.mark.parametrize("payload", [b"D" + bytes(4), b"D" + bytes(4) + b"N\0\1n", b"D" + bytes(4) + b"K\0\1nN\0\1n"])
-def test_deletes_have_exactly_one_old_tuple(payload: bytes) -> None:
+def test_delete_without_exactly_one_old_tuple_is_refused(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         images(pa.array([wire.delete(Delete(7, "K", ("1",))), payload]), "D", 1)
 
 
 @pytest.mark.parametrize("payload", [b"U" + bytes(4) + b"K\0\1n", b"U" + bytes(4) + b"K\0\1nO\0\1nN\0\1n"])
-def test_updates_have_one_new_tuple_and_at_most_one_old_tuple(payload: bytes) -> None:
+def test_update_with_two_old_tuples_or_no_new_tuple_is_refused(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         images(pa.array([wire.update(Update(7, None, None, ("1",))), payload]), "U", 1)
 
 
-def test_rows_without_payload_are_refused() -> None:
+def test_messages_without_bytes_are_refused() -> None:
     with pytest.raises(ProtocolError, match="no payload"):
         images(pa.array([PAYLOADS[0], None]), "U", 3)
 
@@ -151,7 +151,7 @@ def _alone(raw: bytes | None, encoding: Encoding) -> str | None:
 @given(VALUES, st.sampled_from(ENCODINGS), st.integers(0, 3))
 @example([b"\x8f", None], Encoding.of("EUC_JP"), 0)
 @example([b"\x8f\x8fa", b"\x8f"], Encoding.of("EUC_JP"), 0)
-def test_column_is_decoded_like_each_of_its_values_alone(
+def test_decoding_a_column_gives_the_same_texts_as_decoding_each_value(
     values: list[bytes | None], encoding: Encoding, cut: int
 ) -> None:
     column = pa.array([b"cut off", *values], pa.binary()).slice(1)[cut:]
@@ -176,7 +176,7 @@ def test_zero_byte_in_a_text_is_refused() -> None:
     assert caught.value.row == 1
 
 
-def test_names_that_are_not_utf8_are_decoded_in_the_servers_encoding() -> None:
+def test_column_names_that_are_not_utf8_are_decoded_in_the_servers_encoding() -> None:
     win1252, utf8 = Encoding.of("WIN1252"), Encoding.of("UTF8")
     names = pa.chunked_array([pa.array(["a", None, utf8.shown(b"\xe9")]), pa.array(["a"])])
     assert reread(names, win1252).to_pylist() == ["a", None, "é", "a"]
@@ -200,7 +200,7 @@ def test_frame_of_another_kind_is_not_a_keepalive(frame: bytes) -> None:
         keepalive(frame)
 
 
-def test_keepalive_that_we_build_is_read_back_and_requests_no_reply() -> None:
+def test_generated_keepalive_frame_can_be_parsed_and_requests_no_reply() -> None:
     assert keepalive(keepalive_frame(1 << 40)) == Keepalive(Lsn(1 << 40), 0, False)
 
 
@@ -262,11 +262,11 @@ streams = st.lists(
 @example(message(b"d", b"x") + message(b"d", bytes(17 << 20)) + message(b"d", b""), 18 << 20)
 @example(b"d\0\0\0\0" + message(b"d", b""), 10)
 @example(b"d\0\x01\0\0", 5)
-def test_frames_are_found_as_by_a_sequential_scan(stream: bytes, cut: int) -> None:
+def test_frames_found_with_numpy_equal_the_frames_of_a_sequential_scan(stream: bytes, cut: int) -> None:
     assert looked_up(stream[:cut]) == walked(stream[:cut])
     assert looked_up(stream) == walked(stream)
 
 
 @given(st.binary(max_size=60).map(lambda noise: noise.replace(b"\x07", b"d").replace(b"\x08", b"\0")))
-def test_frames_in_random_bytes_are_found_as_by_a_sequential_scan(noise: bytes) -> None:
+def test_frames_found_in_random_bytes_equal_the_frames_of_a_sequential_scan(noise: bytes) -> None:
     assert looked_up(b"d\0\0\0\x05x" + noise) == walked(b"d\0\0\0\x05x" + noise)

@@ -18,12 +18,12 @@ AT = Lsn.parse("16/B374D848")
 
 
 @pytest.mark.parametrize(("payload", "message"), EXAMPLES, ids=lambda item: type(item).__name__)
-def test_every_kind_is_read(payload: bytes, message: Message) -> None:
+def test_every_kind_of_message_is_decoded(payload: bytes, message: Message) -> None:
     assert decode(payload, AT) == message
 
 
 @pytest.mark.parametrize("payload", [payload for payload, _ in EXAMPLES])
-def test_every_truncation_and_every_surplus_is_refused(payload: bytes) -> None:
+def test_message_that_is_too_short_or_too_long_is_refused(payload: bytes) -> None:
     for end in range(1, len(payload)):
         with pytest.raises(ProtocolError) as caught:
             decode(payload[:end], AT)
@@ -57,19 +57,19 @@ def test_every_truncation_and_every_surplus_is_refused(payload: bytes) -> None:
         (b"I" + bytes(4) + b"N\0\1t\0\0\0\3\xed\xa0\x80", "not UTF-8"),
     ],
 )
-def test_malformed_message_is_refused_with_kind_and_lsn(payload: bytes, what: str) -> None:
+def test_error_for_a_malformed_message_has_its_kind_and_lsn(payload: bytes, what: str) -> None:
     with pytest.raises(ProtocolError, match="at LSN 16/B374D848") as caught:
         decode(payload, AT)
     assert what in str(caught.value)
 
 
-def test_errors_contain_no_value() -> None:
+def test_protocol_errors_contain_no_value_of_a_row() -> None:
     with pytest.raises(ProtocolError) as caught:
         decode(b"I" + bytes(4) + b"N\0\1t\0\0\0\6secret" + b"more", AT)
     assert "secret" not in str(caught.value)
 
 
-def test_value_of_an_unknown_kind_is_refused() -> None:
+def test_tuple_with_an_unknown_kind_of_value_is_refused() -> None:
     for letter in set(range(256)) - set(b"nut"):
         with pytest.raises(ProtocolError):
             decode(b"I" + pack(">I", 7) + b"N" + pack(">H", 1) + bytes([letter]) + pack(">I", 1) + b"a")

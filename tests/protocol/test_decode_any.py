@@ -67,12 +67,12 @@ SHORT_ABORT = (b"A" + bytes.fromhex(f"00000007 {XID}"), StreamAbort(7, 4_294_967
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize(("payload", "message"), EXAMPLES, ids=lambda item: type(item).__name__)
-def test_every_kind_is_read(payload: bytes, message: AnyMessage, parallel: bool) -> None:
+def test_every_kind_of_message_is_decoded(payload: bytes, message: AnyMessage, parallel: bool) -> None:
     assert decode_any(payload, AT, parallel=parallel) == message
     assert wire.message(message) == payload
 
 
-def test_length_of_an_abort_depends_on_whether_parallel_streaming_was_agreed() -> None:
+def test_stream_abort_is_longer_with_parallel_streaming() -> None:
     assert decode_any(PARALLEL_ABORT[0], parallel=True) == PARALLEL_ABORT[1]
     assert decode_any(SHORT_ABORT[0], parallel=False) == SHORT_ABORT[1]
     with pytest.raises(ProtocolError, match="16 bytes follow its end"):
@@ -84,7 +84,7 @@ def test_length_of_an_abort_depends_on_whether_parallel_streaming_was_agreed() -
 
 
 @pytest.mark.parametrize("payload", [payload for payload, _ in [*EXAMPLES, PARALLEL_ABORT]])
-def test_every_truncation_and_every_surplus_is_refused(payload: bytes) -> None:
+def test_message_that_is_too_short_or_too_long_is_refused(payload: bytes) -> None:
     for end in range(1, len(payload)):
         with pytest.raises(ProtocolError) as caught:
             decode_any(payload[:end], AT, parallel=True)
@@ -108,7 +108,7 @@ def test_every_truncation_and_every_surplus_is_refused(payload: bytes) -> None:
         (b"b" + bytes(28) + b"g", "does not end"),
     ],
 )
-def test_malformed_message_is_refused_with_kind_and_lsn(payload: bytes, what: str) -> None:
+def test_error_for_a_malformed_message_has_its_kind_and_lsn(payload: bytes, what: str) -> None:
     with pytest.raises(ProtocolError, match="at LSN 16/B374D848") as caught:
         decode_any(payload, AT, parallel=True)
     assert what in str(caught.value)

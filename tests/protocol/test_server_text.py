@@ -207,7 +207,7 @@ def test_text_array_written_by_the_server_is_split_into_elements(conn: Connectio
     assert [values[offsets[i] : offsets[i + 1]] for i in range(len(lists))] == lists
 
 
-def test_begin_and_commit_have_the_same_lsn_and_time(conn: Connection) -> None:
+def test_begin_and_commit_message_have_the_same_commit_lsn_and_time(conn: Connection) -> None:
     conn.execute("CREATE TABLE t (i int PRIMARY KEY)")
     start(conn)
     before = datetime.now(UTC)

@@ -83,7 +83,7 @@ def test_shape_has_the_names_of_the_message_and_of_the_catalog() -> None:
     assert Shape.resolve(PAYLOAD, RelationFacts(None)).forgotten
 
 
-def test_the_empty_namespace_is_pg_catalog() -> None:
+def test_empty_namespace_in_a_relation_message_means_pg_catalog() -> None:
     payload = wire.relation(replace(RELATION, schema=""))
     assert Shape.resolve(payload, RelationFacts(None)).table == TableName("pg_catalog", "item")
 

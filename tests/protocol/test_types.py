@@ -88,7 +88,7 @@ def read(texts: Sequence[str | None], of: PgType) -> Read:
     ],
     ids=str,
 )  # fmt: skip
-def test_each_type_has_its_arrow_type(of: PgType, type_: pa.DataType) -> None:
+def test_each_postgresql_type_is_cast_to_its_arrow_type(of: PgType, type_: pa.DataType) -> None:
     assert arrow_type(of) == type_
 
 
@@ -234,7 +234,7 @@ ZONES = st.builds(
 
 
 @given(st.lists(st.none() | st.datetimes(datetime(2, 1, 1), datetime(9998, 1, 1), timezones=ZONES), max_size=5))
-def test_instants_are_exact(instants: list[datetime | None]) -> None:
+def test_every_instant_is_cast_to_the_exact_microsecond(instants: list[datetime | None]) -> None:
     assert read([None if at is None else _as_timestamptz_out(at) for at in instants], TIMESTAMPTZ) == instants
 
 
@@ -343,7 +343,9 @@ EDGES = ["t", "1", "-1", "NaN", "Infinity", "1.50", "9" * 38, "9" * 39, "1e5", "
     texts=st.lists(st.none() | st.sampled_from(EDGES) | st.text("0123456789-+:. tfBCxNae\\", max_size=30), max_size=4),
     listed=st.booleans(),
 )
-def test_value_is_read_independently_of_its_neighbours(of: PgType, texts: list[str | None], listed: bool) -> None:
+def test_result_of_a_cast_does_not_depend_on_other_values_of_the_column(
+    of: PgType, texts: list[str | None], listed: bool
+) -> None:
     def outcome(texts: Sequence[str | None]) -> list[str] | None:
         try:
             return [repr(value) for value in read(texts, of)]
@@ -456,7 +458,7 @@ def test_lists_round_trip_through_array_text(rows: list[List | None], delimiter:
 
 
 @given(texts=st.lists(st.none() | st.text('{}",\\a N', max_size=10).map(lambda text: "{" + text), max_size=4))
-def test_array_text_is_read_independently_of_its_neighbours(texts: list[str | None]) -> None:
+def test_elements_of_an_array_text_do_not_depend_on_other_rows(texts: list[str | None]) -> None:
     def read(texts: list[str | None]) -> list[List] | None:
         try:
             return taken_apart(texts)
@@ -477,7 +479,7 @@ DATES = Column(3, "day", PgType(1082, "date"))
 texts = st.none() | st.text(max_size=12)
 
 
-def test_values_that_fit_have_no_raw_text() -> None:
+def test_raw_text_is_not_kept_for_values_that_fit() -> None:
     done = typed([pa.array(["1.5", None]), pa.array(["", None])], [NUMERICS, TEXTS], 2)
     assert [str(value) for value in done.values[0].to_pylist()] == ["1.50", "None"]
     assert done.values[1].to_pylist() == ["", None]
@@ -508,7 +510,7 @@ def test_values_of_chunked_and_sliced_columns_stay_in_their_rows() -> None:
 
 
 @given(st.lists(st.tuples(texts, texts), max_size=20), st.integers(0, 20))
-def test_hash_depends_only_on_the_values_of_the_row(rows: list[tuple[str | None, str | None]], start: int) -> None:
+def test_row_hash_depends_only_on_the_values_of_the_row(rows: list[tuple[str | None, str | None]], start: int) -> None:
     """The hash must not depend on the row's position, the other rows, the order of columns, or a column of NULLs."""
     left = pa.array([row[0] for row in rows], pa.string())
     right = pa.array([row[1] for row in rows], pa.string())
@@ -524,13 +526,13 @@ def test_hash_depends_only_on_the_values_of_the_row(rows: list[tuple[str | None,
     assert len(set(by_row.values())) == len(by_row)
 
 
-def test_similar_rows_have_different_hashes() -> None:
+def test_similar_rows_have_different_row_hashes() -> None:
     rows = [("", None), (None, ""), ("a", "b"), ("b", "a"), ("ab", ""), ("\1", ""), ("\1\1", ""), ("a\1", "")]
     text = [pa.array([row[at] for row in rows], pa.string()) for at in (0, 1)]
     assert len(set(row_hash(text, ["x", "y"], len(rows)).to_pylist())) == len(rows)
 
 
-def test_hash_never_changes() -> None:
+def test_row_hash_of_known_values_never_changes() -> None:
     """Mirrors store the hash. With another hash function, rows that were copied before would not be found."""
     text = [pa.array(["1", None, "größe"]), pa.array(["2024-01-01", "x" * 100, None])]
     fixed = [4091292991121921067, -3614613800946456788, 7368843869587773030]

@@ -1,4 +1,4 @@
-"""Mirrors in the Glue Data Catalog, which moto simulates."""
+"""Registers mirrors in the Glue Data Catalog, which moto simulates. An entry is the mirror's table in the catalog."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_entry_has_what_athena_and_spark_need_to_read_a_delta_table(client: Any,
     }  # fmt: skip
 
 
-def test_only_a_changed_table_is_written_again(client: Any, tmp_path: Path) -> None:
+def test_entry_is_written_again_only_if_the_mirror_has_changed(client: Any, tmp_path: Path) -> None:
     glue = Glue(REGION, "shop_")
     for more, versions in ((), 1), ((), 1), (("note",), 2):
         glue.put(mirror(tmp_path, ORDERS, more=more))
@@ -86,7 +86,7 @@ def test_only_an_entry_of_the_same_owner_is_removed(client: Any, tmp_path: Path)
         (EndpointConnectionError(endpoint_url="https://glue"), RegistryUnreachable, "EndpointConnectionError"),
     ],
 )
-def test_refused_request_concerns_one_table_and_lost_connection_all_tables(
+def test_refused_request_is_an_error_of_one_table_and_lost_connection_of_all_tables(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], what: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:

@@ -1,4 +1,5 @@
-"""Mirrors in a Hive metastore: the real server, which is among Spark's jars, with a database in memory."""
+"""Registers mirrors in a Hive metastore. An entry is the mirror's table in the metastore. The server is the real one,
+from Spark's jars, with a database in memory."""
 
 from __future__ import annotations
 
@@ -115,6 +116,6 @@ def test_entry_gets_new_columns_of_its_mirror_and_is_removed_only_for_its_owner(
     assert (tmp_path / "Sales" / "Orders" / "_delta_log").is_dir()
 
 
-def test_metastore_that_is_down_is_unreachable(spark: SparkSession) -> None:
+def test_metastore_that_does_not_answer_is_reported_as_unreachable(spark: SparkSession) -> None:
     with pytest.raises(RegistryUnreachable, match="does not answer"):
         _hive(f"thrift://127.0.0.1:{held_port()}", spark, "")

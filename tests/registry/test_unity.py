@@ -1,4 +1,5 @@
-"""Mirrors in Unity Catalog: entries are created, changed and removed, and nobody else's entry is touched."""
+"""Registers mirrors in Unity Catalog. An entry is the mirror's table in the catalog. pgcdc creates, changes and removes
+only its own entries."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_new_column_replaces_the_entry(unity: Served, tmp_path: Path) -> None:
     assert [one["name"] for one in found["columns"]][-1] == "note"
 
 
-def test_entry_of_somebody_else_is_neither_changed_nor_removed(unity: Served, tmp_path: Path) -> None:
+def test_entry_of_another_owner_is_neither_changed_nor_removed(unity: Served, tmp_path: Path) -> None:
     catalog, table = UnityCatalog(unity.url, "shop"), mirror(tmp_path, ORDERS)
     unity.call("POST", "/schemas", {"name": "public", "catalog_name": "shop"})
     other = {
@@ -71,7 +72,7 @@ def test_entry_of_somebody_else_is_neither_changed_nor_removed(unity: Served, tm
     assert found["storage_location"] == "file:///elsewhere/orders"
 
 
-def test_own_entry_is_removed_and_a_missing_entry_is_no_error(unity: Served, tmp_path: Path) -> None:
+def test_own_entry_is_removed_and_removing_it_again_is_no_error(unity: Served, tmp_path: Path) -> None:
     catalog = UnityCatalog(unity.url, "shop")
     catalog.put(mirror(tmp_path, ORDERS))
     for _ in range(2):
@@ -79,23 +80,23 @@ def test_own_entry_is_removed_and_a_missing_entry_is_no_error(unity: Served, tmp
         assert unity.table(ENTRY) is None
 
 
-def test_missing_catalog_is_named(unity: Served, tmp_path: Path) -> None:
+def test_error_for_a_missing_catalog_names_it(unity: Served, tmp_path: Path) -> None:
     with pytest.raises(RegistryUnreachable, match=r"has no catalog nowhere; create it there"):
         UnityCatalog(unity.url, "nowhere").put(mirror(tmp_path, ORDERS))
 
 
-def test_name_that_the_server_refuses_concerns_only_its_table(unity: Served, tmp_path: Path) -> None:
+def test_table_name_that_the_server_refuses_is_an_error_of_this_table_only(unity: Served, tmp_path: Path) -> None:
     with pytest.raises(RegistryRefused, match="INVALID_ARGUMENT"):
         UnityCatalog(unity.url, "shop").put(mirror(tmp_path, TableName("public", "two words")))
 
 
-def test_server_that_does_not_answer_is_unreachable(tmp_path: Path) -> None:
+def test_server_that_does_not_answer_is_reported_as_unreachable(tmp_path: Path) -> None:
     catalog = UnityCatalog(f"http://127.0.0.1:{held_port()}", "shop")
     with pytest.raises(RegistryUnreachable, match="does not answer: URLError; replication continues"):
         catalog.put(mirror(tmp_path, ORDERS))
 
 
-def test_token_comes_from_the_environment_and_is_in_no_message(
+def test_token_is_read_from_the_environment_and_appears_in_no_message(
     unity: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if unity.real:

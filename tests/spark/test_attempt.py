@@ -32,7 +32,7 @@ def test_worker_with_another_version_starts_no_work(name: str, tmp_path: Path) -
     assert (kind, pickle.loads(result)) == (Kind.DONE, "done")
 
 
-def test_package_whose_version_an_old_worker_does_not_report_counts_as_missing() -> None:
+def test_package_that_a_worker_does_not_report_counts_as_missing() -> None:
     assert difference({}, {"pyarrow": "26"}) == "has pyarrow none, but the driver has 26"
 
 

@@ -50,7 +50,7 @@ def test_missing_java_under_java_home_is_reported(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("version", "named"), [("1.8.0_392", "Java 8"), ("11.0.21", "Java 11")])
-def test_the_error_names_a_java_that_is_too_old(
+def test_error_for_a_java_that_is_too_old_names_its_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, named: str
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "jdk", version)))
@@ -60,13 +60,15 @@ def test_the_error_names_a_java_that_is_too_old(
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.1"])
-def test_a_new_java_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
+def test_java_17_or_newer_is_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
     home = _fake_java(tmp_path / "jdk", version)
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert java_command() == f"{home}/bin/java"
 
 
-def test_the_error_names_jars_that_cannot_be_downloaded(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_jars_that_cannot_be_downloaded_names_them(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(REPOSITORY_VARIABLE, "http://127.0.0.1:9/maven2/")
     with pytest.raises(MachineError) as caught:
         delta_jars()
@@ -85,7 +87,7 @@ def test_the_error_names_a_cache_that_cannot_be_written(tmp_path: Path, monkeypa
         delta_jars()
 
 
-def test_only_jars_that_pyspark_lacks_are_fetched() -> None:
+def test_only_jars_that_pyspark_lacks_are_downloaded() -> None:
     own = {jar.name for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
     found = {jar.name for jar in delta_jars()}
     assert not found & own
@@ -102,7 +104,7 @@ def _copied_cache(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("change", ["altered", "missing", "added"])
-def test_a_jar_that_is_not_the_pinned_one_is_refused(
+def test_jar_folder_that_differs_from_the_pinned_jars_is_refused(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jars = _copied_cache(tmp_path / "cache")
@@ -122,9 +124,7 @@ def test_a_jar_that_is_not_the_pinned_one_is_refused(
     assert str(jars) in str(caught.value.do)
 
 
-def test_a_fetched_jar_that_is_not_the_pinned_one_is_not_kept(
-    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_downloaded_jar_with_a_wrong_checksum_is_not_kept(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetched(artifact: Artifact, folder: Path, **options: object) -> None:
         folder.mkdir()
         (folder / next(iter(pinned()))).write_bytes(b"another one")

@@ -43,24 +43,24 @@ def marking(folder: str) -> None:
     (Path(folder) / f"{os.getpid()}-{os.urandom(8).hex()}").touch()
 
 
-def test_session_keeps_our_signal_handlers(spark: SparkSession) -> None:
+def test_spark_session_keeps_the_signal_handlers_of_the_process(spark: SparkSession) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "as tests/conftest.py set it"
 
 
-def test_results_are_in_the_order_of_the_task_specs(spark: SparkSession) -> None:
+def test_results_of_tasks_are_in_the_order_of_their_inputs(spark: SparkSession) -> None:
     results = run_tasks(spark, doubled, [5, 3, 9, 1, 7])
     assert [number for number, _ in results] == [10, 6, 18, 2, 14]
     assert os.getpid() not in {pid for _, pid in results}
 
 
-def test_a_task_sum_adds_up_the_results_of_several_jobs(spark: SparkSession) -> None:
+def test_task_sum_adds_up_the_results_of_several_spark_jobs(spark: SparkSession) -> None:
     total = TaskSum(spark, first)
     for job in ([5, 3, 9], [1]):
         run_tasks(spark, doubled, job, [total])
     assert total.value == 36
 
 
-def test_each_task_spec_runs_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_task_runs_once(spark: SparkSession, tmp_path: Path) -> None:
     run_tasks(spark, marking, [str(tmp_path)] * 5)
     assert len(list(tmp_path.iterdir())) == 5
 
@@ -76,6 +76,6 @@ def test_unexpected_error_in_a_task_fails_the_spark_job(spark: SparkSession) -> 
         run_tasks(spark, broken, [1])
 
 
-def test_the_process_has_one_session(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_process_has_only_one_spark_session(spark: SparkSession, tmp_path: Path) -> None:
     again = spark_session(Settings(lake=tmp_path))
     assert again.sparkContext is spark.sparkContext

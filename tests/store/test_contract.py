@@ -1,4 +1,8 @@
-"""The contract of a store, tested with each implementation."""
+"""The contract of a store, tested with each implementation.
+
+A draft is a local file that becomes a file of the store when it is *put*. A scratch folder contains the drafts for one
+folder of the store.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ def test_exactly_one_of_several_concurrent_creates_succeeds(folder: Location) ->
     assert _names(folder) == ["one"]
 
 
-def test_a_missing_file_is_reported(folder: Location) -> None:
+def test_reading_a_missing_file_is_an_error_and_deleting_it_is_not(folder: Location) -> None:
     with pytest.raises(FileNotFoundError):
         storage.read(folder / "none")
     with pytest.raises(FileNotFoundError):
@@ -88,13 +92,13 @@ def test_a_missing_file_is_reported(folder: Location) -> None:
     storage.delete_folder(folder / "none")
 
 
-def test_a_folder_is_not_a_file(folder: Location) -> None:
+def test_a_folder_does_not_exist_as_a_file(folder: Location) -> None:
     storage.create(folder / "within/file", b"x")
     assert not storage.exists(folder / "within")
     assert _names(folder) == []
 
 
-def test_a_file_contains_no_files(folder: Location) -> None:
+def test_path_below_a_file_does_not_exist(folder: Location) -> None:
     if folder.scheme == "s3":
         # S3 allows files below the name of a file. The test server reports an internal error, because it uses a file
         # system.
@@ -146,9 +150,7 @@ def test_a_local_draft_becomes_a_file_of_the_store_when_it_is_put(folder: Locati
         assert file.read() == rows
 
 
-def test_drafts_are_kept_in_scratch_until_they_are_put(folder: Location) -> None:
-    """Drafts are local files that are not in the store yet. A scratch folder contains drafts for one folder of the
-    store."""
+def test_drafts_stay_in_the_scratch_folder_until_they_are_put(folder: Location) -> None:
     drafts = storage.scratch(folder / "_spill")
     for name in ("a", "b"):
         Path(drafts.draft(name).path).write_bytes(name.encode())
@@ -182,7 +184,7 @@ def test_folders_are_moved_and_deleted_with_their_hidden_files(folder: Location)
     assert [entry.name for entry in storage.walk(folder, hidden=True)] == ["u/part"]
 
 
-def test_odd_names_are_kept(folder: Location) -> None:
+def test_files_with_odd_names_keep_their_names(folder: Location) -> None:
     # The test has no name with a backslash, because Azure treats it like a slash. pgcdc encodes backslashes in names.
     names = ['a b/ü "q" %41', "plus+eq=amp&q?hash#", "~|{}[]^`", "*<>:", "'"]
     for name in names:
@@ -193,7 +195,7 @@ def test_odd_names_are_kept(folder: Location) -> None:
     assert list(storage.walk(folder)) == []
 
 
-def test_names_and_contents_can_be_made_durable(folder: Location) -> None:
+def test_settle_accepts_files_and_folders(folder: Location) -> None:
     storage.create(folder / "t/a", b"x")
     storage.settle([folder / "t", folder / "t/a", *(folder / "t").up_to(folder)])
 
@@ -205,7 +207,7 @@ def test_a_file_is_copied_from_one_store_to_another(folder: Location, tmp_path: 
     assert (tmp_path / "elsewhere").read_bytes() == (tmp_path / "scratch/a").read_bytes() == b"x"
 
 
-def test_free_space_is_known_only_for_a_local_folder(tmp_path: Path) -> None:
+def test_only_a_local_store_knows_its_free_space(tmp_path: Path) -> None:
     there = storage.free_bytes(Location.of(tmp_path / "not" / "yet"))
     here = storage.free_bytes(Location.of(tmp_path))
     assert there is not None
@@ -215,12 +217,12 @@ def test_free_space_is_known_only_for_a_local_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_scheme_is_refused() -> None:
+def test_url_with_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match="URLs that begin with odd:// are not supported"):
         storage.read(Location.of("odd://bucket/key"))
 
 
-def test_files_that_a_killed_process_left_in_scratch_are_deleted(folder: Location) -> None:
+def test_scratch_files_of_a_killed_process_are_deleted(folder: Location) -> None:
     drafts = storage.scratch(folder / "_checkpoint")
     with drafts.temporary() as first:
         left = Path(first.text)
@@ -233,7 +235,7 @@ def test_files_that_a_killed_process_left_in_scratch_are_deleted(folder: Locatio
     assert list(storage.walk(folder)) == []
 
 
-def test_a_checkpoint_has_the_group_of_its_table(tmp_path: Path) -> None:
+def test_checkpoint_file_belongs_to_the_unix_group_of_the_table_folder(tmp_path: Path) -> None:
     """The group of the table's folder may read its files. A file that was created in a different folder and then moved
     would not have this group."""
     table = tmp_path / "t"

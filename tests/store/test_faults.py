@@ -101,7 +101,7 @@ def test_each_commit_of_a_log_is_made_once_despite_faults(commits: int, faults: 
     assert sum(faults.seen[fault] for fault in Fault) > commits / 4, faults.seen
 
 
-def test_an_unreachable_store_is_reported(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_an_unreachable_store_says_what_failed(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "_PATIENCE", 0.2)
     objects._bucket.cache_clear()
     with monkeypatch.context() as patch:
@@ -169,7 +169,7 @@ def _answered(ask: Callable[[], object], faults: Faults, served: int) -> bool:
 # Number of requests for a lake in an object store ---------------------------------------------------
 
 
-def test_a_batch_of_the_log_needs_two_puts(faults: Faults, bucket: Location) -> None:
+def test_writing_a_batch_to_the_log_needs_two_put_requests(faults: Faults, bucket: Location) -> None:
     """A batch needs one PUT for the segment and one PUT for the Delta commit. A commit that only moves the position
     needs one PUT."""
     log = ChangeLog(Layout(bucket))

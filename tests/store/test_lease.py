@@ -172,7 +172,7 @@ def test_a_holder_loses_the_lease_if_later_links_were_deleted_while_it_slept(buc
 
 
 @pytest.mark.long
-def test_a_process_that_takes_over_an_expired_lease_gets_a_leader_number(
+def test_process_that_takes_over_an_expired_lease_gets_a_leader_number(
     bucket: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chainlease, "TTL", TTL)
@@ -228,7 +228,7 @@ def test_another_process_is_alive_until_it_is_killed() -> None:
     assert name.told == f"pid {name.pid}"
 
 
-def test_it_is_unknown_whether_a_process_in_a_container_is_alive() -> None:
+def test_whether_a_process_in_another_container_is_alive_is_unknown() -> None:
     """The process in the container has our host name and a pid that is also used on this host."""
     unshare = shutil.which("unshare")
     command = [unshare or "", "--pid", "--fork", "--mount-proc", sys.executable, "-c", NAME_AND_WAIT]

@@ -1,4 +1,4 @@
-"""Known difficult cases of positions, tested with the receiver and without Spark."""
+"""Known difficult cases of the positions that the receiver stores and reports to the server. Spark is not used."""
 
 from __future__ import annotations
 

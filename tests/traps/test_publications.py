@@ -44,7 +44,7 @@ def _named(rig: Rig, name: str) -> None:
 
 
 @pytest.mark.long
-def test_running_sync_handles_tables_that_are_added_and_removed(rig: Rig) -> None:
+def test_running_sync_follows_tables_that_are_added_to_and_removed_from_the_publication(rig: Rig) -> None:
     rig.settings = rig.settings.model_copy(update={"range_seconds": 0.5})
     run, pub = rig.conn.execute, rig.settings.publication
     run("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t SELECT g, 'x' FROM generate_series(1, 9) g")
@@ -104,7 +104,7 @@ def _same(rig: Rig, table: str) -> bool:
     return True
 
 
-def test_mirrors_follow_row_filters_column_lists_and_partitions_via_root(rig: Rig) -> None:
+def test_mirrors_have_only_the_rows_and_columns_that_another_owners_publication_selects(rig: Rig) -> None:
     """A publication of another owner, with every option that a table can have."""
     run = rig.conn.execute
     _named(rig, "theirs")

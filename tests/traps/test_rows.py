@@ -30,7 +30,7 @@ def some(
         yield play(rig, [trap for trap in TRAPS if trap.name in OFTEN], together=True)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["in one turn", "a turn a step"])
+@pytest.fixture(scope="module", params=[True, False], ids=["all steps in one turn", "one turn per step"])
 def everything(
     request: pytest.FixtureRequest, server: EmbeddedServer, spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
@@ -104,7 +104,7 @@ def _differing(rig: Rig) -> set[int]:
     return {key for key, _ in here ^ there}
 
 
-def test_repair_restores_exactly_the_keys_of_its_range(rig: Rig) -> None:
+def test_repair_restores_exactly_the_rows_that_changed_in_its_range(rig: Rig) -> None:
     changed, removed, added = (report.span for report in rig.observer.ranges)
     _damage(rig.lake / "public/t")
     assert _differing(rig) == {1, 2, 4, 10, 21, 22, 99}

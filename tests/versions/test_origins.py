@@ -1,4 +1,9 @@
-"""The setting ``origin`` on every version. From 16 on the server filters by origin, before 16 the receiver does."""
+"""The setting ``origin`` on every version of PostgreSQL: from 16 on, the server filters by origin; before, the receiver
+filters. Also compares, on every version, logs that were received with and without streaming.
+
+Twins are two receivers of the same changes, one with and one without streaming. A LOOK step waits until both receivers
+have received everything.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +76,7 @@ def test_origin_none_excludes_replicated_transactions(source: Source) -> None:
 
 
 @pytest.mark.versions(14, 15)
-@pytest.mark.parametrize("sets", [True, False], ids=["sets it", "resets it"])
+@pytest.mark.parametrize("sets", [True, False], ids=["origin set", "origin reset"])
 def test_large_transaction_that_changes_its_origin_is_received_after_its_commit(source: Source, sets: bool) -> None:
     """The server does not filter this transaction, so it must be received only after its commit, with the origin of the
     commit. If it were received before its commit, its first half would have a different origin."""
@@ -242,7 +247,7 @@ def run(server: EmbeddedServer, folder: Path, actions: list[Action], examples: i
 @pytest.mark.long
 @pytest.mark.versions(15, 18, long=(16, 17))
 @pytest.mark.parametrize("streaming", [True, False], ids=["in blocks", "whole"])
-def test_logs_with_and_without_streaming_are_equal_with_prepared_transactions(
+def test_log_of_prepared_transactions_is_the_same_with_and_without_streaming(
     version_server: EmbeddedServer, tmp_path: Path, streaming: bool
 ) -> None:
     actions = [*ALL, *PREPARED, *PREPARED, *PREPARED]
@@ -253,7 +258,7 @@ def test_logs_with_and_without_streaming_are_equal_with_prepared_transactions(
 @pytest.mark.timeout(1800)
 @pytest.mark.versions(15, 16, 17, 18)
 @pytest.mark.parametrize("streaming", [True, False], ids=["in blocks", "whole"])
-def test_logs_with_and_without_streaming_are_equal_in_many_histories_with_prepared_transactions(
+def test_log_of_many_prepared_transactions_is_the_same_with_and_without_streaming(
     version_server: EmbeddedServer, tmp_path: Path, streaming: bool
 ) -> None:
     actions = [*ALL, *PREPARED, *PREPARED, *PREPARED]
@@ -262,15 +267,15 @@ def test_logs_with_and_without_streaming_are_equal_in_many_histories_with_prepar
 
 @pytest.mark.long
 @pytest.mark.versions(14, 18, long=(15, 16, 17))
-def test_logs_with_and_without_streaming_are_equal(version_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_log_is_the_same_with_and_without_streaming(version_server: EmbeddedServer, tmp_path: Path) -> None:
     run(version_server, tmp_path, ALL, 3, immediate=False)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("immediate", [False, True], ids=["full", "immediate"])
-@pytest.mark.parametrize("actions", [ALL, PLAIN], ids=["all", "plain"])
-def test_logs_with_and_without_streaming_are_equal_in_many_histories(
+@pytest.mark.parametrize("immediate", [False, True], ids=["streamed if memory is full", "streamed immediately"])
+@pytest.mark.parametrize("actions", [ALL, PLAIN], ids=["all actions", "plain actions"])
+def test_log_of_many_histories_is_the_same_with_and_without_streaming(
     version_server: EmbeddedServer, tmp_path: Path, actions: list[Action], immediate: bool
 ) -> None:
     run(version_server, tmp_path, actions, MANY, immediate=immediate)

@@ -85,7 +85,7 @@ def test_transactions_are_complete_and_in_commit_order(received: Received) -> No
     assert begins[0]["commit_lsn"] > commits_first[0]["commit_lsn"]
 
 
-def test_log_has_messages_and_origins(received: Received) -> None:
+def test_log_has_logical_messages_and_replication_origins(received: Received) -> None:
     found = {row["tx_ordinal"]: decode(row["payload"], Lsn(0)) for row in rows(received.log, "kind = 'M'")}
     told = {m.prefix: (m.transactional, m.content) for m in found.values() if isinstance(m, LogicalMessage)}
     assert told == {"loose": (False, b"between"), "held": (True, b"inside")}
@@ -93,7 +93,7 @@ def test_log_has_messages_and_origins(received: Received) -> None:
     assert origins == {None, f"o_{received.database.name}"}
 
 
-def test_empty_transactions_leave_no_rows(received: Received) -> None:
+def test_empty_transactions_get_no_rows_in_the_log(received: Received) -> None:
     """PostgreSQL 14 sends Begin and Commit even for transactions without published changes."""
     raw = _raw(received)
     empty = sum(one[:1] + two[:1] == b"BC" for one, two in pairwise(raw))
@@ -104,7 +104,7 @@ def test_empty_transactions_leave_no_rows(received: Received) -> None:
     assert ordinals == []
 
 
-def test_tables_published_in_part_are_received_in_part(received: Received) -> None:
+def test_log_has_only_the_published_rows_and_columns(received: Received) -> None:
     """Covers row filters, column lists and FOR TABLES IN SCHEMA."""
     if received.version < LISTS_SINCE:
         pytest.skip(f"PostgreSQL {received.version} has no row filters, column lists or schemas in publications")
