@@ -133,6 +133,7 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
         on_wait=_tell_waiting,
         made=load_note(settings.state).made,
         making=partial(note_made, settings.state),
+        first=not settings.catalog_file.exists() and not ChangeLog(settings.layout).exists,
     )
     report = replace(
         report, catalog=replace(report.catalog, identity=known_identity(settings, report.catalog.identity))
@@ -330,6 +331,7 @@ def _print(report: SetupReport) -> None:
     for line in report.created:
         say(f"created {line}")
     tables = report.catalog.tables
-    say(f"{len(tables)} tables are published, {amount(report.copy_bytes)} on the source; run `pgcdc sync`")
+    count = "1 table is" if len(tables) == 1 else f"{len(tables)} tables are"
+    say(f"{count} published, {amount(report.copy_bytes)} on the source; run `pgcdc sync`")
     for table in tables:
         say(f"  {table.name}{'' if table.updates_seen else '  (inserts only)'}")

@@ -46,8 +46,10 @@ def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
         raise click.ClickException("the result cannot be written: stdout is closed")
     wanted = (sys.stdin.read() if query == "-" else query).strip().rstrip(";")
     duckdb = package("duckdb")
-    point = Lake(settings.layout.root).at(at)
-    say(f"at LSN {point.lsn}", err=True)
+    lake = Lake(settings.layout.root)
+    point = lake.at(at)
+    newest = " (the newest consistent point)" if at is not None and point.lsn == lake.at().lsn else ""
+    say(f"at LSN {point.lsn}{newest}", err=True)
     try:
         if (count := len(duckdb.extract_statements(wanted))) != 1:
             raise UsageError(f"has {count} statements; write exactly one", thing="query")

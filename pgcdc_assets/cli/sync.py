@@ -37,8 +37,14 @@ def sync(until: Lsn | None, as_json: bool) -> int:
 @click.option("--receive-only", is_flag=True, help="Only write changes to the change log. Mirrors are not updated.")
 def follow(receive_only: bool) -> int:
     """Keep the mirrors up to date until Ctrl-C."""
+    from pgcdc_assets.flow.requests import operator_requests
+
     report = _synced("follow", follow=True, receive_only=receive_only or None)
     _print_sync(report, False)
+    requests = operator_requests(saved_settings().layout)
+    if requests.reached(report.transform_lsn):
+        say(f"pgcdc: ended at LSN {requests.endpos}, as `pgcdc until` requested; `pgcdc until --clear` cancels the "
+            "request", err=True)  # fmt: skip
     return _code(report)
 
 
@@ -87,6 +93,7 @@ def repair(table: TableName, span: LsnRange) -> int:
 def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
     """Make the running sync, and the sensor's runs, end at an LSN. Later runs end there too, until you use --clear."""
     from pgcdc_assets.flow.requests import follow_until
+    from pgcdc_assets.log.reader import ChangeLog
 
     if (lsn is not None) + current + clear != 1:
         raise click.UsageError("Give an LSN, --current or --clear.")
@@ -95,6 +102,10 @@ def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
         lsn = _source_position(settings)
     follow_until(settings.layout, lsn)
     say("the request to end at an LSN is cancelled" if lsn is None else f"syncs end at {lsn}")
+    log = ChangeLog(settings.layout)
+    if lsn is not None and log.exists and lsn < (position := log.position()):
+        say(f"pgcdc: changes are already received up to LSN {position}, so syncs end at once; `pgcdc until --clear` "
+            "cancels the request", err=True)  # fmt: skip
     return 0
 
 

@@ -70,7 +70,7 @@ def copy(
     names = [name for name in names if name not in lacking]
     if not names:
         return lacking
-    channel.notes.put(f"copying {len(names)} tables")
+    channel.notes.put("copying 1 table" if len(names) == 1 else f"copying {len(names)} tables")
     with exported_snapshot(conninfo, on_wait=channel.waiting) as snapshot:
         shown, outdated = shown_tables(snapshot, names, work.catalog.publications)
         for leaf in (f"table {table.name}: {leaf}" for table in shown.values() for leaf in table.outside):

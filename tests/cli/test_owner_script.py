@@ -98,7 +98,7 @@ def test_a_publication_of_the_owner_is_enough(shell: Shell, conn: psycopg.Connec
                          'GRANT SELECT ON hr."Staff list" TO {0}; CREATE PUBLICATION theirs FOR TABLE hr."Staff list"')
                  .format(quoted))  # fmt: skip
     shell.set(SOURCE=as_role(shell, role), PUBLICATION="theirs")
-    assert "1 tables are published" in shell.pgcdc("setup")
+    assert "1 table is published" in shell.pgcdc("setup")
     shell.pgcdc("status")
 
 
@@ -112,3 +112,12 @@ def test_teardown_keeps_publications_of_the_owner(shell: Shell, conn: psycopg.Co
     assert f"publication {name} stays: its owner can drop it" in said
     assert sorted(traces(conn)) == [(name,), (f"{name}_inserts",)]
     shell.pgcdc("setup")
+
+
+def test_the_script_names_patterns_without_a_table_and_publications_that_it_changes(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    shell.set(TABLES='["hr.p", "hr.absent"]')
+    script = shell.pgcdc("setup", "--sql")
+    assert "-- pattern `hr.absent`: in the setting `tables` matches no table" in script
+    assert "-- These publications exist. If another project uses them, choose other names" in script
+    assert "DROP TABLE" in script

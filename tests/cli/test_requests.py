@@ -46,6 +46,14 @@ def test_requests_can_be_made_shown_and_withdrawn(shell: Shell) -> None:
     assert (after["endpos"], after["apply"]) == (None, "running")
 
 
+def test_a_request_to_end_at_an_lsn_that_is_already_received_is_reported(shell: Shell) -> None:
+    shell.pgcdc("setup")
+    assert shell.pgcdc("until", "0/1") == "syncs end at 0/1\n"
+    said = shell.pgcdc("follow", "--receive-only")
+    assert "pgcdc: ended at LSN 0/1, as `pgcdc until` requested; `pgcdc until --clear` cancels the request" in said
+    assert "pgcdc: changes are already received up to LSN " in shell.pgcdc("until", "0/1")
+
+
 def test_positions_are_read_from_the_lowest_to_the_highest(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions may rise between two reads. If the higher position were read first, the lower position could appear to
     be above it."""

@@ -157,7 +157,7 @@ def test_a_publication_that_another_project_reads_is_not_dropped(
     assert (shell.files(), left(conn)) == (before, traces)
     in_project(shell, second, "second")
     said = shell.pgcdc("teardown", "--yes")
-    assert f"publication s_{name} stays: setup did not create it" in said
+    assert f"publication s_{name} stays: another project made it, for slot s_{name}" in said
     in_project(shell, first, "s")
     shell.pgcdc("teardown", "--yes")
     assert left(conn) == set()
@@ -193,6 +193,21 @@ def test_teardown_of_a_project_that_made_nothing_removes_nothing(
     assert "did not create it" not in shell.pgcdc("setup")
     shell.pgcdc("teardown", "--yes")
     assert left(conn) == set()
+
+
+def test_setup_does_not_change_the_publications_of_another_project(
+    shell: Shell, conn: psycopg.Connection, alike: tuple[Path, Path]
+) -> None:
+    first, second = alike
+    listed = "SELECT pubname, schemaname, tablename FROM pg_publication_tables ORDER BY 1, 2, 3"
+    before = conn.execute(listed).fetchall()
+    shell.patch.chdir(second)
+    shell.set(TABLES='["a"]')
+    said = shell.pgcdc("setup", expect=1)
+    assert f"slot s_{shell.database.name}: belongs to another project: setup would change the tables of its" in said
+    assert conn.execute(listed).fetchall() == before
+    shell.patch.chdir(first)
+    assert "1 table is published" in shell.pgcdc("setup")
 
 
 def test_teardown_shared_removes_what_another_project_made(

@@ -30,7 +30,7 @@ def test_ctrl_c_during_a_copy_ends_the_command(project: Project) -> None:
     """PySpark's own SIGINT handler must not be active: it would interrupt any code, and py4j would print tracebacks."""
     project.run("setup")
     with terminal(project, "follow") as shown:
-        shown.wait_for("copying 1 tables")
+        shown.wait_for("copying 1 table")
         shown.ctrl_c()
         assert ends(shown.process) in (0, 1), shown.words
         assert "Traceback" not in shown.words

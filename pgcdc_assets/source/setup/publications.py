@@ -61,6 +61,11 @@ class OwnPublication:
     with_slot: bool = False
     reads: str | None = None
 
+    @property
+    def maker(self) -> str:
+        """Who made the publication, in words for a finding on a publication that is not ours."""
+        return "was not made by pgcdc" if self.slot is None else f"was made by pgcdc for slot {self.slot}"
+
     def statements(self, server_version: int, operations: str) -> list[sql.Composed]:
         """Returns the statements that create the publication, without tables. Leaves are published under their own
         names. Stored generated columns are published since PostgreSQL 18."""

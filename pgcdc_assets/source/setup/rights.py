@@ -13,8 +13,9 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.published import read_published
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.setup.findings import Finding, named, server_findings
-from pgcdc_assets.source.setup.publications import Changes, OwnPair
+from pgcdc_assets.source.setup.publications import Changes, OwnPair, OwnPublication, read_publication
 from pgcdc_assets.source.setup.selection import stored_tables, wanted_tables
+from pgcdc_assets.source.setup.tablefindings import pattern_findings
 
 _REPLICATION_ROLES = ["rds_replication", "rds_superuser"]
 """Roles of Amazon RDS, where no one can set the attribute REPLICATION. Members of these roles may replicate."""
@@ -192,9 +193,14 @@ def _lines(conn: psycopg.Connection[Any], settings: Settings, role: str) -> Iter
     ]
     for finding in found:
         yield from _mended(finding)
+    for finding in pattern_findings(conn, settings, needed=False):
+        yield f"-- {_comment(str(finding))}"
     if not own:
-        yield f"-- publication {_comment(settings.publication)} was not made by pgcdc, and is used unchanged"
+        maker = (read_publication(conn, settings.publication) or OwnPublication(settings.publication)).maker
+        yield f"-- publication {_comment(settings.publication)} {maker}, and is used unchanged"
         return
+    if pair.needed().alter:
+        yield "-- These publications exist. If another project uses them, choose other names for publication and slot."
     for statement in pair.statements():
         yield statement.as_string(None) + ";"
 

@@ -73,9 +73,11 @@ def _refused(errors: Sequence[Finding]) -> SetupRefused:
     return SetupRefused(lines, "`pgcdc setup --sql` prints one script for the owner" if by_script else None)
 
 
-def check_source(conn: psycopg.Connection[Any], settings: Settings, made: Container[str] = ()) -> list[Finding]:
-    """Returns all findings on the source: first errors, then warnings, then information. Changes nothing. ``made``: see
-    :func:`setup`."""
+def check_source(
+    conn: psycopg.Connection[Any], settings: Settings, made: Container[str] = (), *, first: bool = False
+) -> list[Finding]:
+    """Returns all findings on the source: first errors, then warnings, then information. Changes nothing. ``made`` and
+    ``first``: see :func:`setup`."""
     pair = OwnPair.of(conn, settings)
     own = not pair.is_foreign()
     changes = pair.needed() if own else Changes()
@@ -94,7 +96,7 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, made: Contai
         *transport_findings(conn),
         *rights_findings(conn, stored, changes, role=role),
         *content,
-        *_slot_findings(conn, settings, made),
+        *_slot_findings(conn, settings, made, others=first and bool(changes.alter)),
         *outside_findings(conn, tables),
         *(replace(finding, severity="warning") for finding in reading_findings(conn, later, role=role)),
         *child_findings(conn, tables),
@@ -109,17 +111,18 @@ def check_source(conn: psycopg.Connection[Any], settings: Settings, made: Contai
 
 def setup(
     settings: Settings, conninfo: str, *, lock_seconds: float = LOCK_SECONDS, on_wait: OnWait | None = None,
-    made: Container[str] = (), making: Callable[[list[str]], None] = lambda things: None,
+    made: Container[str] = (), making: Callable[[list[str]], None] = lambda things: None, first: bool = False,
 ) -> SetupReport:  # fmt: skip
     """Checks the source, creates missing publications and slot, and reads the catalog. It may be called repeatedly.
 
     ``made``: objects that an earlier setup of this project created, like ``slot pgcdc``. ``making`` is called with the
     names of publications and slot right before their creation, so that the project can record them. The source does not
-    show which of several projects with the same slot name created an object. Raises SetupRefused with all errors found,
-    before anything is created.
+    show which of several projects with the same slot name created an object. ``first``: whether this project was never
+    set up. If the slot exists then, setup does not change the tables of its publications. Raises SetupRefused with all
+    errors found, before anything is created.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
-        findings = check_source(conn, settings, made=made)
+        findings = check_source(conn, settings, made=made, first=first)
         if errors := [finding for finding in findings if finding.severity == "error"]:
             raise _refused(errors)
         try:
@@ -196,7 +199,8 @@ def _traces(conn: psycopg.Connection[Any], settings: Settings, made: Container[s
         thing, with_mark = f"publication {publication.name}", made_by_us(publication, settings.slot)
         if thing not in made and not with_mark:
             if publication.name == settings.publication:
-                left[thing] = "setup did not create it"
+                other = f"another project made it, for slot {publication.slot}"
+                left[thing] = other if publication.slot else "setup did not create it"
         elif publication.name in others:
             drop = sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(publication.name)).as_string(conn)
             left[thing] = f"its owner can drop it{'' if thing in made else ', if it is not needed'}: {drop}"
@@ -274,10 +278,21 @@ def _user(conn: psycopg.Connection[Any]) -> str:
     return str(user)
 
 
-def _slot_findings(conn: psycopg.Connection[Any], settings: Settings, made: Container[str]) -> list[Finding]:
+def _slot_findings(
+    conn: psycopg.Connection[Any], settings: Settings, made: Container[str], *, others: bool
+) -> list[Finding]:
+    """Findings on a slot that this project did not create. ``others``: whether setup would change the tables that the
+    slot's publications list, and this project was never set up."""
     status = slot_status(conn, settings.slot)
     if status is None or status.database != status.connected_to or f"slot {settings.slot}" in made:
         return []
+    if others:
+        do = (
+            "choose other names in the settings `slot` and `publication`; or, if no other project reads the slot, run "
+            "`pgcdc teardown --shared`, then `pgcdc setup`"
+        )
+        what = f"belongs to another project: setup would change the tables of its publication {settings.publication}"
+        return [Finding("error", status.thing, what, do)]
     what = "exists, but this project did not create it: if two projects read one slot, both lose changes"
     return [Finding("warning", status.thing, what, "choose another name in the setting `slot`")]
 

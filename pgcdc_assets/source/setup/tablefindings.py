@@ -16,6 +16,7 @@ from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import Published, read_published
 from pgcdc_assets.source.catalog.tables import TablePatterns, read_tables
 from pgcdc_assets.source.setup.findings import Finding, named
+from pgcdc_assets.source.setup.publications import OwnPublication, read_publication
 from pgcdc_assets.source.setup.selection import NO_PARTITION, Planned, meant_tables, unread_tables
 
 NONE_SELECTED: Final = "lists no table that the setting `tables` selects", "add tables to it, or change `tables`"
@@ -110,10 +111,10 @@ def key_findings(wanted: Sequence[Planned]) -> list[Finding]:
 def foreign_findings(conn: psycopg.Connection[Any], name: str, patterns: TablePatterns) -> list[Finding]:
     """Returns findings on a publication that somebody else made: what it leaves out of each table, and which writes on
     the source fail because of it."""
-    thing = f"publication {name}"
+    thing, maker = f"publication {name}", (read_publication(conn, name) or OwnPublication(name)).maker
     published = read_published(conn, [name])
     relations = read_relations(conn, published)
-    found = [Finding("info", thing, "was not made by pgcdc, and is used unchanged")]
+    found = [Finding("info", thing, f"{maker}, and is used unchanged")]
     selected = [table for table in read_tables(conn, [name]) if patterns.match(table.name)]
     if not published:
         found.append(Finding("error", thing, "lists no table", "add tables to it"))
