@@ -39,7 +39,7 @@ def test_the_digest_of_a_row_depends_on_the_order_of_its_values() -> None:
     assert seed.of_rows([a, a], 1) != seed.of_rows([b, b], 1)
 
 
-def test_two_seeds_give_different_digests() -> None:
+def test_the_same_text_has_different_digests_with_different_seeds() -> None:
     text = pa.array(["a"])
     assert Seed().of_texts(text) != Seed().of_texts(text)
 
@@ -60,7 +60,7 @@ def _compared(folder: Path, source: Pairs, mirror: Pairs, rows_expected: int = 0
 
 
 @pytest.mark.parametrize("rows_expected", [0, 10_000_000])
-def test_each_kind_of_difference_is_counted_and_named(tmp_path: Path, rows_expected: int) -> None:
+def test_different_and_missing_and_extra_rows_are_counted_with_examples(tmp_path: Path, rows_expected: int) -> None:
     top = 1 << 63
     source = [(1, 10), (2, 20), (top + 3, 30), (4, 40), (5, 50), (5, 50)]
     mirror = [(top + 3, 31), (1, 10), (4, 40), (4, 40), (6, 60), (5, 50)]

@@ -324,13 +324,13 @@ def test_a_normal_situation_is_not_reported_as_a_problem(name: str) -> None:
 
 
 @pytest.mark.parametrize("slot", [_slot(wal_status="unreserved"), _slot(safe_wal_size=100 * MIB)])
-def test_a_run_is_not_advised_while_another_run_is_active(slot: SlotStatus) -> None:
+def test_the_advice_is_not_to_start_a_sync_while_a_sync_is_running(slot: SlotStatus) -> None:
     for at_work, do in ((None, "run `pgcdc sync` now, or raise"), ("`pgcdc sync` (pid 5)", "raise")):
         (found,) = problems(replace(WELL, slot=slot, at_work=at_work))
         assert found.do == f"{do} max_slot_wal_keep_size on the source"
 
 
-def test_errors_are_listed_first() -> None:
+def test_errors_are_listed_before_warnings() -> None:
     changes = {**_source(wal_level="minimal"), "slot": _slot(safe_wal_size=1), **_table(TableState.SET_ASIDE)}
     severities = [p.severity for p in problems(replace(WELL, **changes))]
     assert severities == ["error", "error", "warning"]
@@ -343,12 +343,12 @@ def test_errors_are_listed_first() -> None:
         (EVENTS, AT, None),
         (EVENTS, Lsn(AT - 100), ("error", "table public.events", "the table's copy does not contain them")),
     ],
-    ids=["of nobody", "copied since", "copied before"],
+    ids=["of no followed table", "in a later copy", "not in an earlier copy"],
 )
-def test_rows_that_no_mirror_contains_are_reported(
+def test_rows_that_no_mirror_contains_are_reported_until_a_later_copy_contains_them(
     table: TableName | None, copied: Lsn | None, told: tuple[str, str, str] | None
 ) -> None:
-    """The problem is still reported after the end of the run that found these rows."""
+    """The rows are reported even after the end of the run that found them."""
     rows = UntakenRows(9, TableName("public", "detached"), 12, Lsn(AT - 100), Lsn(AT - 100), Lsn(AT - 50))
     found = [
         p

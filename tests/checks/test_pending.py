@@ -79,7 +79,7 @@ def test_a_table_without_a_position_is_not_searched(log: ChangeLog, catalog: Cat
     assert found(log, catalog, {T1: None}) == {}
 
 
-def test_a_search_that_reaches_its_limit_uses_the_bounds_of_the_files_instead(
+def test_a_search_that_has_read_too_many_bytes_uses_the_lsn_bounds_of_the_files_instead(
     log: ChangeLog, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of_module, "READ_BYTES", 0)
@@ -111,7 +111,7 @@ def test_tables_at_many_positions_are_searched_together(
         *aside, TableFacts(T1, TableState.SET_ASIDE, START), TableFacts(T2, TableState.STREAMING, end[0]),
     ])  # fmt: skip
     assert {name: one.start for name, one in both.items()} == {T1: START, T2: end[0]}
-    assert len(walks) == 3, "one file for t2, and two for all others"
+    assert len(walks) == 3, "one file is read for t2, and two files for all other tables"
 
 
 # `verify` stores the result of the newest comparison of each table ----------------------------------
@@ -139,7 +139,7 @@ def test_a_difference_that_unpublished_updates_explain_counts_as_equal(layout: L
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"public.a": 1}', b'{"a.b.c": {}}'])
-def test_a_damaged_record_is_replaced_by_the_next_comparison(layout: Layout, content: bytes) -> None:
+def test_a_damaged_record_of_comparisons_is_replaced_by_the_next_comparison(layout: Layout, content: bytes) -> None:
     path_of(layout.proofs).write_bytes(content)
     assert read_proofs(layout) == {}
     keep_proofs(layout, [TableReport(A, lsn=Lsn(5))])

@@ -251,7 +251,7 @@ def test_a_publication_of_another_owner_need_not_list_all_tables(project: Projec
     assert not [problem for problem in theirs.status().problems if "public.b" in problem.thing]
 
 
-def test_an_update_problem_that_existed_before_setup_is_only_a_warning(project: Project) -> None:
+def test_a_missing_replica_identity_that_existed_before_setup_is_only_a_warning(project: Project) -> None:
     """Another owner's publication publishes updates of a table that never had a replica identity. Setup and status
     report this as a warning. A key that is dropped later is reported as an error."""
     with project.source.connect() as conn:
@@ -265,7 +265,7 @@ def test_an_update_problem_that_existed_before_setup_is_only_a_warning(project: 
     assert not theirs.status().ok
 
 
-def test_a_table_that_gained_a_key_needs_setup(project: Project) -> None:
+def test_status_advises_setup_for_a_table_that_gained_a_key(project: Project) -> None:
     with project.source.connect() as conn:
         conn.execute("CREATE TABLE c (x int NOT NULL)")
         project.setup()

@@ -72,7 +72,7 @@ def test_equal_values_of_every_type_are_equal(kinds: Kinds) -> None:
     assert (report.source_rows, report.mirror_rows, report.equal) == (len(rows), len(rows), True)
 
 
-def test_one_different_value_of_any_type_is_found(kinds: Kinds) -> None:
+def test_one_different_value_is_found_in_a_column_of_any_type(kinds: Kinds) -> None:
     for name, kind in mirrors.KINDS.items():
         rows = mirrors.mirror_rows()
         assert rows[0][name] is not None
@@ -367,7 +367,7 @@ def test_a_mirror_is_compared_at_the_version_of_the_point(lake: Lake) -> None:
 # Reports ---------------------------------------------------------------------------------------
 
 
-def test_a_table_that_no_point_lists_is_not_equal(lake: Lake) -> None:
+def test_a_table_that_the_point_does_not_list_is_reported_as_not_equal(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text)")
     report = lake.verify()
     assert not report.ok
@@ -387,7 +387,7 @@ def test_an_unreadable_mirror_is_reported_and_the_others_are_compared(lake: Lake
     assert broken.reason.startswith("mirror public.t: cannot be read")
 
 
-def test_a_table_that_left_the_publication_is_not_equal(lake: Lake) -> None:
+def test_a_table_that_is_no_longer_published_is_reported_as_not_equal(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text)")
     lake.write("t", NOTE_SCHEMA, [])
     catalog = lake.catalog()
@@ -414,7 +414,7 @@ def test_an_unknown_table_is_refused(lake: Lake) -> None:
         lake.verify("nowhere")
 
 
-def test_a_point_at_another_lsn_is_refused(lake: Lake) -> None:
+def test_a_point_that_is_not_at_the_snapshots_lsn_is_refused(lake: Lake) -> None:
     settings = Settings(source=lake.conninfo, lake=lake.root)
     with pytest.raises(LakeError, match="are at 0/1"):
         verify(settings, lake.catalog(), None, lambda lsn: Point(Lsn(1), {}))
@@ -499,7 +499,7 @@ def test_a_difference_is_reported_even_if_its_rows_cannot_be_read_again(lake: La
     assert (altered.verdict, altered.extra, altered.examples, report.exit_code) == ("differs", 1, (), 1)
 
 
-def test_a_mirror_that_changed_its_columns_is_not_compared_with_rows_read_earlier(lake: Lake) -> None:
+def test_the_source_is_read_again_if_the_mirror_changed_its_columns_after_the_first_read(lake: Lake) -> None:
     """verify has read the source's rows for a mirror whose column is text. Then the mirror gets a column of numbers."""
     schema = mirrors.mirror_schema(id=pa.int32(), note=pa.int32())
     points = 0

@@ -184,7 +184,7 @@ REFUSED = {
     "a POST of another port": ("POST", "/graphql", OURS | {"origin": "http://localhost:8000"}),
     "a POST of a page without an origin": ("POST", "/report_asset_materialization/a", OURS | {"origin": "null"}),
     "another site's WebSocket": ("GET", "/graphql", OURS | {"upgrade": "websocket", "origin": "https://evil.example"}),
-    "a host name of another's": ("GET", "/", {"host": "evil.example:3000"}),
+    "a host name of another site": ("GET", "/", {"host": "evil.example:3000"}),
     "no host name": ("GET", "/", {}),
     "an address of another machine": ("GET", "/", {"host": "10.1.2.3:3000"}),
     "a host that cannot be parsed": ("GET", "/", {"host": "[::1"}),
@@ -223,7 +223,7 @@ def _sent(scope: dict[str, Any]) -> list[MutableMapping[str, Any]]:
     return sent
 
 
-def test_refused_requests_do_not_reach_the_application() -> None:
+def test_refused_requests_do_not_reach_dagsters_webserver() -> None:
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost:3000")]}
     assert _sent(scope) == [{"type": "answered"}]
     assert _sent({"type": "lifespan"}) == [{"type": "answered"}]
@@ -234,7 +234,7 @@ def test_refused_requests_do_not_reach_the_application() -> None:
     assert [message["type"] for message in _sent(socket)] == ["websocket.close"]
 
 
-def test_up_guards_the_webserver_and_leaves_the_daemon_command_unchanged() -> None:
+def test_up_adds_the_request_filter_to_the_webserver_and_not_to_the_daemon() -> None:
     daemon = ["python", "-m", "dagster._daemon", "run"]
     assert guarded(daemon) == daemon
     webserver = guarded(["python", "-m", "dagster_webserver", "--host", "127.0.0.1"])

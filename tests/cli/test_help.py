@@ -25,7 +25,7 @@ def _help(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_list_of_commands_cuts_off_no_sentence(
+def test_the_list_of_commands_shows_whole_sentences(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
@@ -38,7 +38,7 @@ def test_the_list_of_commands_cuts_off_no_sentence(
         assert f"{name} {first}." in words
 
 
-def test_every_command_has_a_topic() -> None:
+def test_the_list_of_commands_has_every_command_under_a_topic() -> None:
     listed = [name for names in pgcdc.topics.values() for name in names]
     assert sorted(listed) == NAMES
 

@@ -33,11 +33,11 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_before_the_first_state_of_a_run_only_the_command_is_shown() -> None:
+def test_the_live_line_shows_only_the_command_until_the_run_reports_its_state() -> None:
     assert LiveLines("follow").lines == ["follow"]
 
 
-def test_phase_lsn_lag_and_rate_are_shown(clock: Clock) -> None:
+def test_the_live_line_shows_phase_lsn_lag_and_rate(clock: Clock) -> None:
     live = LiveLines("follow", clock)
     live.update(STATE)
     clock.now += 2
@@ -47,7 +47,7 @@ def test_phase_lsn_lag_and_rate_are_shown(clock: Clock) -> None:
     assert live.lines == ["follow: following, at 0/1A2B3C, 0 B behind, 2,500 rows/s"]
 
 
-def test_the_rate_is_measured_over_the_last_seconds(clock: Clock) -> None:
+def test_the_live_line_shows_the_rate_of_the_last_seconds(clock: Clock) -> None:
     live = LiveLines("sync", clock)
     for rows in (0, 1_000, *(1_000 for _ in range(15))):
         live.update(replace(STATE, rows=rows))
@@ -55,7 +55,7 @@ def test_the_rate_is_measured_over_the_last_seconds(clock: Clock) -> None:
     assert live.lines[0].endswith("0 rows/s")
 
 
-def test_copies_show_table_rows_bytes_and_time_left(clock: Clock) -> None:
+def test_the_live_line_of_copies_shows_table_rows_bytes_and_time_left(clock: Clock) -> None:
     live, read = LiveLines("sync", clock), (0, 0)
     copies = CopyCount(12, read=lambda: read)
     before = RunState(Phase.COPYING, Lsn(0), None, 0.0, 0, copies)

@@ -49,7 +49,7 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("by", ["command", "group", "variable", "file"])
-def test_errors_of_a_command_are_json(
+def test_errors_are_json_if_an_option_or_setting_requests_json(
     by: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["status"]
@@ -72,7 +72,7 @@ def test_errors_of_a_command_are_json(
     assert streams.out == ""
 
 
-def test_errors_about_wrong_usage_are_json(capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_about_wrong_usage_are_json_if_an_option_requests_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert main.run(["sync", "--log-format", "json", "--until", "12"]) == 2
     (line,) = lines(capfd.readouterr().err)
     assert "'12' is not an LSN" in line["message"]

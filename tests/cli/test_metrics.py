@@ -36,7 +36,7 @@ def up(found: Samples) -> dict[str, float]:
     return {labels[0]: value for (name, labels), value in found.items() if name == "pgcdc_up"}
 
 
-def test_metrics_before_and_after_setup_and_without_slot(shell: Shell) -> None:
+def test_metrics_show_which_of_source_and_slot_and_lake_and_log_exist(shell: Shell) -> None:
     assert up(printed(shell)) == FOUND | {"slot": 0, "log": 0}
     shell.pgcdc("setup")
     found = printed(shell)
@@ -52,7 +52,7 @@ def test_metrics_before_and_after_setup_and_without_slot(shell: Shell) -> None:
     assert found["pgcdc_ready", ()] == 0
 
 
-def test_an_unreachable_or_silent_source_is_shown_as_up_0(shell: Shell) -> None:
+def test_metrics_show_an_unreachable_or_silent_source_as_up_0(shell: Shell) -> None:
     shell.pgcdc("setup")
     shell.set(SOURCE=f"host=127.0.0.1 port={held_port()} dbname=d user=u password={SECRET}")
     assert up(printed(shell)) == FOUND | {"source": 0, "slot": 0, "log": 0}
@@ -65,7 +65,7 @@ def test_an_unreachable_or_silent_source_is_shown_as_up_0(shell: Shell) -> None:
     assert found["pgcdc_problems", ("error",)] >= 1
 
 
-def test_a_source_that_is_not_the_projects_own_is_shown_as_up_0_without_values(shell: Shell) -> None:
+def test_metrics_show_a_source_of_another_project_as_up_0_without_values(shell: Shell) -> None:
     shell.pgcdc("setup")
     shell.set(SOURCE=shell.database.server.conninfo_of("postgres"))
     found = printed(shell)
@@ -107,7 +107,7 @@ def got(url: str) -> tuple[int, str]:
 
 
 @pytest.mark.process
-def test_the_server_answers_while_the_source_is_unreachable_and_ends_on_sigterm(shell: Shell) -> None:
+def test_the_metrics_server_answers_while_the_source_is_unreachable_and_ends_on_sigterm(shell: Shell) -> None:
     shell.pgcdc("setup")
     shell.set(SOURCE=f"host=127.0.0.1 port={held_port()} dbname=d user=u password={SECRET}")
     with served() as (process, url):

@@ -275,7 +275,7 @@ def rig(shell: Shell, server: EmbeddedServer) -> Iterator[Rig]:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_a_mistake_is_explained(mistake: Mistake, rig: Rig) -> None:
+def test_the_error_for_a_mistake_names_the_problem_and_what_to_do(mistake: Mistake, rig: Rig) -> None:
     mistake.prepare(rig)
     words = {"role": rig.role, "slot": rig.slot, "port": rig.ports[0] if rig.ports else 0}
     said = rig.shell.pgcdc(*mistake.arguments.format(**words).split(), expect=mistake.code)

@@ -79,7 +79,7 @@ def test_every_command_that_uses_a_lake_is_tested() -> None:
     assert {arguments[0] for arguments in COMMANDS} == pgcdc.commands.keys() - WITHOUT_A_LAKE
 
 
-def test_another_lake_is_refused_before_anything_is_written(noted: Shell) -> None:
+def test_every_command_refuses_another_lake_before_it_writes(noted: Shell) -> None:
     before, at, home = noted.files(), confirmed(noted), noted.folder / "lake"
     noted.set(LAKE="elsewhere")
     for arguments in COMMANDS:
@@ -152,7 +152,7 @@ def test_teardown_removes_the_lake_but_no_files_of_other_programs(noted: Shell, 
     assert (
         f"folder {noted.folder / 'lake'} stays, because it contains files of other programs: mine.csv" in said
     ) == mine
-    assert "kept the change log" not in said, "it is deleted"
+    assert "kept the change log" not in said, "the change log is deleted"
 
 
 def _read_only(*arguments: object, **options: object) -> NoReturn:
@@ -236,7 +236,7 @@ def test_another_project_cannot_take_over_the_slot(synced: Shell, monkeypatch: p
 
 
 @pytest.mark.parametrize("arguments", [["setup"], ["setup", "--sql"], ["teardown", "--yes"]], ids=" ".join)
-def test_another_slot_is_refused_before_anything_changes(noted: Shell, arguments: list[str]) -> None:
+def test_setup_and_teardown_refuse_another_slot_before_anything_changes(noted: Shell, arguments: list[str]) -> None:
     before, files = traces(noted.database), noted.files()
     noted.set(SLOT="other")
     said = noted.pgcdc(*arguments, expect=2)
@@ -255,7 +255,7 @@ def test_a_damaged_record_of_which_lake_the_project_uses_is_reported(noted: Shel
 
 
 @pytest.mark.long
-def test_a_lost_slot_is_reported_by_every_command(synced: Shell) -> None:
+def test_setup_and_sync_and_status_report_a_lost_slot(synced: Shell) -> None:
     """A new slot would begin after the end of the lake's log, and leave a gap."""
     with synced.database.connect() as conn:
         conn.execute(

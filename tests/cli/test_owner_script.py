@@ -42,10 +42,12 @@ def as_role(shell: Shell, role: str) -> str:
     return psycopg.conninfo.make_conninfo(shell.database.conninfo, user=role)
 
 
-def test_a_role_with_few_rights_needs_only_the_script(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+def test_a_role_with_few_rights_can_run_setup_after_the_owner_ran_the_script(
+    shell: Shell, conn: psycopg.Connection, role: str
+) -> None:
     before = shell.files()
     script = shell.pgcdc("setup", "--sql", "--role", role)
-    assert (traces(conn), shell.files()) == ([], before), "printing changes nothing"
+    assert (traces(conn), shell.files()) == ([], before), "setup --sql changes nothing"
     assert "..." not in script
     conn.execute(script.encode())
     shell.set(SOURCE=as_role(shell, role))
@@ -57,7 +59,9 @@ def test_a_role_with_few_rights_needs_only_the_script(shell: Shell, conn: psycop
     conn.execute("INSERT INTO hr.keyless VALUES (1); UPDATE hr.keyless SET v = 2; UPDATE hr.p SET id = 3")
 
 
-def test_a_table_created_later_needs_the_script_again(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+def test_the_owner_must_run_the_script_again_for_a_table_created_later(
+    shell: Shell, conn: psycopg.Connection, role: str
+) -> None:
     """Setup reports who can publish the table. The new script contains only this table."""
     conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
     shell.set(SOURCE=as_role(shell, role))
@@ -91,7 +95,9 @@ def test_the_role_needs_the_right_to_read_an_unlogged_partition(
     assert "GRANT" not in shell.pgcdc("setup")
 
 
-def test_a_publication_of_the_owner_is_enough(shell: Shell, conn: psycopg.Connection, role: str) -> None:
+def test_a_role_with_few_rights_can_use_any_publication_of_the_owner(
+    shell: Shell, conn: psycopg.Connection, role: str
+) -> None:
     """The owner's publication may be of any kind. The role needs only REPLICATION and SELECT."""
     quoted = sql.Identifier(role)
     conn.execute(sql.SQL("CREATE ROLE {0} LOGIN REPLICATION; GRANT USAGE ON SCHEMA hr TO {0};"

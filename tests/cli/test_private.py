@@ -21,7 +21,7 @@ def mode(path: Path) -> int:
     return S_IMODE(path.stat().st_mode)
 
 
-def test_everything_that_commands_create_is_private(shell: Shell) -> None:
+def test_folders_that_commands_create_are_readable_only_by_their_owner(shell: Shell) -> None:
     before = os.umask(0o022)
     try:
         shell.pgcdc("setup")
@@ -35,7 +35,7 @@ def test_everything_that_commands_create_is_private(shell: Shell) -> None:
     assert made == {".pgcdc": 0o700, ".dagster": 0o700, "lake": 0o700}
 
 
-def test_a_lake_folder_created_by_verify_is_private(tmp_path: Path) -> None:
+def test_a_lake_folder_created_by_verify_is_readable_only_by_its_owner(tmp_path: Path) -> None:
     with place_verify_request(Layout.of(tmp_path / "lake")):
         assert mode(tmp_path / "lake") == 0o700
 
@@ -51,7 +51,7 @@ def test_an_existing_folder_keeps_its_mode(tmp_path: Path) -> None:
     assert mode(lake.parent) & 0o055
 
 
-def test_the_scratch_folder_of_spark_is_private(spark: SparkSession) -> None:
+def test_the_scratch_folder_of_spark_is_readable_only_by_its_owner(spark: SparkSession) -> None:
     assert mode(Path(spark.conf.get("spark.local.dir") or "/")) == 0o700
 
 

@@ -53,7 +53,7 @@ def test_a_command_without_the_setting_source_stops_and_changes_nothing(shell: S
         assert shell.files() == before, arguments
 
 
-def test_another_source_is_refused_before_anything_is_written(shell: Shell, other: Database) -> None:
+def test_every_command_refuses_another_source_before_it_writes(shell: Shell, other: Database) -> None:
     shell.pgcdc("setup")
     before = shell.files()
     shell.set(SOURCE=other.conninfo)
@@ -136,7 +136,9 @@ def test_a_settings_file_in_yaml_flow_style_is_not_changed(shell: Shell) -> None
     assert Path("pgcdc.yaml").read_text() == "{batch_seconds: 2}\n"
 
 
-def test_the_same_system_under_another_host_name_is_accepted(shell: Shell, tmp_path: Path) -> None:
+def test_a_source_with_the_same_system_identifier_under_another_host_name_is_accepted(
+    shell: Shell, tmp_path: Path
+) -> None:
     """The server moved, or a standby was promoted. The system identifier decides whether the source is the same."""
     shell.pgcdc("setup")
     moved = tmp_path / "moved"
@@ -173,7 +175,7 @@ def test_the_embedded_server_is_used_if_the_project_was_set_up_with_it(shell: Sh
         assert Path("pgcdc.yaml").read_text() == "source: embedded\n"
         Path("pgcdc.yaml").unlink()
         shell.set(SOURCE=None)
-        assert "nothing is wrong" in shell.pgcdc("status"), "an older project, whose file names none"
+        assert "nothing is wrong" in shell.pgcdc("status"), "an older project has no source in its settings file"
         with psycopg.connect(conninfo_of(server.psql)) as conn:
             assert conn.execute("SELECT count(*) > 0 FROM orders").fetchone() == (True,)
         server.stop()
@@ -230,7 +232,7 @@ def test_a_project_continues_after_its_database_was_renamed(renamed: Shell) -> N
     assert f"{name}_new" in Path("pgcdc.yaml").read_text()
     saved = load_catalog(CATALOG_FILE)
     assert saved is not None
-    assert saved.identity == log.identity, "what the lake holds is found under the name of its beginning"
+    assert saved.identity == log.identity, "the identity of the lake keeps the database's earlier name"
     with psycopg.connect(renamed.database.server.conninfo_of(f"{name}_new"), autocommit=True) as conn:
         conn.execute("INSERT INTO a VALUES (1)")
     renamed.pgcdc("sync")

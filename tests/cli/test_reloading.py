@@ -50,7 +50,7 @@ def test_definitions_are_reloaded_when_tables_are_added_or_removed() -> None:
     reloading.load()
     reloading.load()
     reloading.load()
-    assert asked == [False, True], "once more after a failure, and not again"
+    assert asked == [False, True], "a failed reload is tried again, a successful reload is not"
     _saved("b")
     reloading.load()
     CATALOG_FILE.write_text("{")
@@ -70,7 +70,7 @@ def test_definitions_are_reloaded_when_columns_or_comments_change() -> None:
     reloading = Reloading(CATALOG_FILE, reload)
     _saved("a", columns=(column,), rows=5, pages=1, marks=marks(relfilenode=7))
     reloading.load()
-    assert asked == [], "estimates and files are drawn nowhere"
+    assert asked == [], "Dagster shows neither row estimates nor relfilenodes"
     _saved("a", columns=(replace(column, not_null=True),))
     reloading.load()
     _saved("a", columns=(replace(column, not_null=True),), comments=((1, "the number"),))
@@ -97,6 +97,6 @@ def test_the_check_for_a_new_catalog_returns_while_dagster_still_reloads() -> No
     assert asked == [1]
 
 
-def test_a_reload_without_an_answer_is_reported_as_failed() -> None:
+def test_a_reload_counts_as_failed_if_dagster_does_not_answer() -> None:
     assert not by_webserver("http://127.0.0.1:9")
     assert not by_code_server("127.0.0.1", 9)

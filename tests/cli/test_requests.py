@@ -27,7 +27,7 @@ from tests.cli.conftest import Shell, traces
 from tests.jsondocuments import checked
 
 
-def test_requests_can_be_made_shown_and_withdrawn(shell: Shell) -> None:
+def test_operators_requests_are_shown_until_they_are_withdrawn(shell: Shell) -> None:
     shell.pgcdc("setup")
     before = json.loads(shell.pgcdc("positions", "--json"))
     assert before["apply"] == "running"
@@ -84,7 +84,7 @@ def test_positions_are_read_from_the_lowest_to_the_highest(shell: Shell, monkeyp
         (["pause", "copies"], "'copies' is not 'apply'"),
     ],
 )
-def test_a_wrong_argument_is_explained(shell: Shell, arguments: list[str], told: str) -> None:
+def test_the_error_for_a_wrong_argument_explains_what_is_wrong(shell: Shell, arguments: list[str], told: str) -> None:
     shell.pgcdc("setup")
     assert told in shell.pgcdc(*arguments, expect=2)
 

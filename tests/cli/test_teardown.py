@@ -229,7 +229,7 @@ def test_teardown_drops_our_publications_even_if_somebody_changed_their_comment(
     assert left(conn) == set()
 
 
-def test_publications_are_recorded_before_the_slot_exists(shell: Shell, conn: psycopg.Connection) -> None:
+def test_publications_are_recorded_before_the_slot_is_created(shell: Shell, conn: psycopg.Connection) -> None:
     """If setup is killed while it waits for its slot, the project's record names every publication that it made."""
 
     def dies(*arguments: object, **options: object) -> None:

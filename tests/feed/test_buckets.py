@@ -47,7 +47,9 @@ def buckets(log: ChangeLog, end: Lsn, *relations: int) -> int:
     return transform._buckets(span, frozenset(relations), transform._sizes(span, span.segments()))
 
 
-def test_large_values_are_divided_by_bytes(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_with_large_values_are_divided_by_their_size_in_memory(
+    log: ChangeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another table in the same log, with small rows, is not divided."""
     monkeypatch.setattr(transform, "BUCKET_BYTES", OWN_FILE_BYTES)
     writer, _ = writer_of(log)
@@ -56,7 +58,7 @@ def test_large_values_are_divided_by_bytes(log: ChangeLog, monkeypatch: pytest.M
     values = 4 * 60 * len(VALUE)
     assert buckets(log, end, LARGE) == -(-values // OWN_FILE_BYTES) == 6
     assert buckets(log, end, SMALL) == 1
-    assert buckets(log, end, 77) == 1, "with no row at all"
+    assert buckets(log, end, 77) == 1, "a table without rows has one bucket"
 
 
 def test_a_bucket_has_at_least_one_row(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:

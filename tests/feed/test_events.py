@@ -149,7 +149,7 @@ def test_a_mirror_column_that_the_relation_message_lacks_is_left_out() -> None:
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][3].keys() == {1, 3, 4}
 
 
-def test_rows_that_are_older_than_a_column_get_its_default() -> None:
+def test_rows_from_before_a_column_was_added_get_its_default() -> None:
     table = replace(TABLE, columns=(*COLUMNS, Column(5, "d", TEXT, missing="it's"), Column(6, "e", TEXT)))
     way = Route.of(route().shape, table, None, (1, 3, 4))
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way) == [

@@ -45,19 +45,21 @@ def test_rows_of_a_leaf_belong_to_its_root_and_keep_the_leafs_name_from_the_copy
     assert ROUTER.place(root) == Place(P.name, name("p_1"))
 
 
-def test_a_detached_leaf_stops_the_replication_of_its_root() -> None:
+def test_a_row_of_a_detached_leaf_stops_the_replication_of_its_former_root() -> None:
     place = ROUTER.place(shape(31, "p_1"))
     assert place.table is None
     assert strange_to(place) == {"p": "its partition public.p_1 was detached, together with its rows"}
     assert "was dropped" in strange_to(ROUTER.place(shape(31, "p_1", catalog_name=None)))["p"]
 
 
-def test_a_leaf_attached_to_another_root_stops_the_replication_of_both_roots() -> None:
+def test_a_row_of_a_leaf_that_moved_to_another_root_stops_the_replication_of_both_roots() -> None:
     place = ROUTER.place(shape(31, "p_1", root=Q.name, root_oid=4))
     assert place.table is None
     assert strange_to(place).keys() == {"p", "q"}
     strange = ROUTER.place(shape(31, "p_1", root=name("p"), root_oid=77))
-    assert (strange.table, list(strange_to(strange))) == (None, ["p"]), "a root of the same name is not the same"
+    assert (strange.table, list(strange_to(strange))) == (None, ["p"]), (
+        "another root with the same name is a different root"
+    )
 
 
 def test_a_leaf_that_two_roots_had_at_their_copies_belongs_to_its_current_root() -> None:
@@ -66,7 +68,7 @@ def test_a_leaf_that_two_roots_had_at_their_copies_belongs_to_its_current_root()
     assert (place.table, place.leaf, list(strange_to(place))) == (Q.name, name("p_1"), ["p"])
 
 
-def test_a_new_partition_stops_the_replication_of_its_root() -> None:
+def test_a_row_of_a_new_partition_stops_the_replication_of_its_root() -> None:
     place = ROUTER.place(shape(33, "p_3", root=P.name, root_oid=3))
     assert (place.table, strange_to(place)) == (None, {"p": "partition public.p_3 was added, possibly with rows"})
 
@@ -80,12 +82,16 @@ def test_a_table_that_becomes_a_partition_is_replicated_only_alone_or_in_its_roo
     assert (place.table, strange_to(place)) == (P.name, {"t": "the table became a partition of public.p"})
 
 
-def test_another_table_with_the_same_name_stops_the_replication_of_a_table() -> None:
+def test_a_row_of_another_table_with_the_same_name_stops_the_replication_of_a_table() -> None:
     for place in (ROUTER.place(shape(99, "t")), ROUTER.place(shape(99, "t", catalog_name=None))):
         assert place.table is None
         assert "created again, or another table has its name" in strange_to(place)["t"]
-    assert ROUTER.place(shape(99, "t", catalog_name=name("x"))) == Place(None), "it gave the name back"
-    assert ROUTER.place(shape(99, "x", catalog_name=name("t"))) == Place(None), "it took the name later"
+    assert ROUTER.place(shape(99, "t", catalog_name=name("x"))) == Place(None), (
+        "the other table no longer has the name t"
+    )
+    assert ROUTER.place(shape(99, "x", catalog_name=name("t"))) == Place(None), (
+        "the other table got the name t only later"
+    )
 
 
 def test_a_relation_that_belongs_to_no_followed_table_affects_no_table() -> None:
@@ -93,6 +99,6 @@ def test_a_relation_that_belongs_to_no_followed_table_affects_no_table() -> None
     assert ROUTER.place(shape(99, "x", root=name("y"), root_oid=98)).concerned == set()
 
 
-def test_the_relations_of_a_table_are_itself_and_its_leaves() -> None:
+def test_the_relations_of_a_table_are_the_table_and_its_leaves() -> None:
     assert ROUTER.relations(T.name) == {1}
     assert ROUTER.relations(P.name) == {3, 31, 32}

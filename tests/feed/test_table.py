@@ -53,7 +53,7 @@ def _rows(layout: Layout) -> list[dict[str, Any]]:
     return rows
 
 
-def test_merged_files_hold_the_same_rows(layout: Layout) -> None:
+def test_merged_files_of_a_feed_have_the_same_rows(layout: Layout) -> None:
     before, feed = _rows(layout), Feeds(layout, WHO).open(WIDE)
     covered, everything = feed.covered, LsnRange(Lsn(0), Lsn(10 * FILES))
     assert covered == everything
@@ -70,7 +70,7 @@ def test_merged_files_hold_the_same_rows(layout: Layout) -> None:
     assert feed.compact(Lsn(10 * FILES)) == 0
 
 
-def test_a_few_files_are_not_merged(layout: Layout) -> None:
+def test_files_of_a_feed_are_not_merged_while_they_are_few(layout: Layout) -> None:
     assert Feeds(layout, WHO).open(WIDE).compact(Lsn(10 * (FEWEST_MERGED - 1))) == 0
 
 
@@ -93,7 +93,7 @@ def test_a_feed_that_was_never_written_is_empty(tmp_path: Path) -> None:
     assert not path_of(Layout.of(tmp_path).changes(NARROW.name)).exists()
 
 
-def test_rows_derived_for_another_structure_are_not_used(tmp_path: Path) -> None:
+def test_feed_rows_that_were_derived_for_an_earlier_structure_are_not_used(tmp_path: Path) -> None:
     """The columns of the earlier structure may have the same names as the new columns, so names do not show to which
     structure a row belongs."""
     layout = Layout.of(tmp_path)
@@ -126,8 +126,8 @@ def test_a_feed_covers_lsns_at_which_its_table_did_not_change(tmp_path: Path) ->
         found = Feeds(layout, WHO).open(table).covered
         return found.start, found.end
 
-    assert covered(2, 5) == (5, 30), "the first change after a copy at 5"
+    assert covered(2, 5) == (5, 30), "after a copy at LSN 5, the first change"
     assert covered(6, 25) == (5, 70)
-    assert covered(12, 100) == (100, 130), "a new copy at 100"
+    assert covered(12, 100) == (100, 130), "after a new copy at LSN 100"
     changed = replace(NARROW, lineage=Lineage(1, 1, 150))
     assert covered(20, 150, changed) == (200, 210), "the feed was emptied, and changes below may be lost"

@@ -86,7 +86,7 @@ def test_a_feed_names_the_origin_of_each_transaction(pipe: Pipeline) -> None:
 
 
 @pytest.mark.spark
-def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -> None:
+def test_rows_that_are_in_a_feed_are_derived_again_only_on_request(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
     pipe.follow("t")
     start = pipe.replayed["t"]
@@ -98,7 +98,7 @@ def test_rows_in_a_feed_are_not_derived_again_unless_requested(pipe: Pipeline) -
     end = pipe.receive()
     part = pipe.derive(end)[T]
     assert before < names(pipe)
-    assert part.rows == 2, "also what was there"
+    assert part.rows == 2, "the rows that were in the feed before count, too"
     kept = names(pipe) - before
     transform(
         pipe.spark,
@@ -228,7 +228,7 @@ def test_segments_are_distributed_evenly_among_tasks() -> None:
         )
 
     small = [segment(str(n), 1000) for n in range(9)]
-    assert [len(group) for group in grouped(small, 4)] == [9], "not worth more than one task"
+    assert [len(group) for group in grouped(small, 4)] == [9], "few bytes need only one task"
     large = [segment(str(n), 8 << 20) for n in range(9)]
     assert sorted(len(group) for group in grouped(large, 4)) == [2, 2, 2, 3]
     assert [s.path.name for group in grouped(large, 4) for s in group] == [str(n) for n in range(9)]
@@ -236,7 +236,7 @@ def test_segments_are_distributed_evenly_among_tasks() -> None:
 
 @pytest.mark.parametrize("left", ["a b", "a%20b", "a%2520b", "a%b", "_pgcdc_op", "%5Fpgcdc_op", "a,b", "naïve", "a=b"])
 @pytest.mark.parametrize("right", ["a b", "a%20b", "a%2520b", "a%b", "_pgcdc_op", "%5Fpgcdc_op", "a,b", "naïve", "a=b"])
-def test_column_names_in_feeds_never_collide(left: str, right: str) -> None:
+def test_different_columns_have_different_names_in_a_feed(left: str, right: str) -> None:
     assert (feed_name(left) == feed_name(right)) == (left == right)
     assert not set(feed_name(left)) & set(" ,;{}()\n\t=")
     assert not feed_name(left).startswith("_pgcdc")

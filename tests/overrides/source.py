@@ -52,31 +52,31 @@ override("catalog_is_read_in_pieces", "pgcdc_assets.source.catalog.tables:at_one
 override("rewrite_is_missed", "pgcdc_assets.structure.differences:_maybe_rewritten",
     lambda _: lambda before, now: False,
     rule="an ALTER TABLE that rewrites rows is noticed, although the stream does not contain it",
-    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_carry_is_a_difference",
+    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_contain_is_a_difference",
 )  # fmt: skip
 override("unlogged_for_a_while_is_missed", "pgcdc_assets.structure.differences:_behind_the_stream",
     lambda _: lambda before, now: iter(()),
     rule="a table that was UNLOGGED for some time is noticed, because the stream lacks changes",
-    test="tests/structure/test_differences.py::test_a_table_set_unlogged_and_logged_again_has_new_files")  # fmt: skip
+    test="tests/structure/test_differences.py::test_a_table_set_unlogged_and_logged_again_is_a_difference")  # fmt: skip
 override("attached_partition_is_missed", "pgcdc_assets.structure.differences:_partitions",
     lambda _: lambda before, now: iter(()),
     rule="ATTACH and DETACH PARTITION are noticed, although the stream does not contain them",
-    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_carry_is_a_difference",
+    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_contain_is_a_difference",
 )  # fmt: skip
 override("recreated_key_is_missed", "pgcdc_assets.structure.differences:key_changed",
     lambda original: with_instead(original, "before.marks.key_constraint != now.marks.key_constraint", "False"),
     rule="a key that was dropped and added again is noticed, because rows may have had equal keys",
-    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_carry_is_a_difference",
+    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_contain_is_a_difference",
 )  # fmt: skip
 override("recreated_table_is_missed", "pgcdc_assets.structure.differences:changes",
     lambda original: with_instead(original, "before.oid != now.oid", "False"),
     rule="a table that was dropped and created again is noticed",
-    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_carry_is_a_difference",
+    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_contain_is_a_difference",
 )  # fmt: skip
 override("republished_table_is_missed", "pgcdc_assets.structure.differences:_publication",
     lambda _: lambda before, now: iter(()),
     rule="a table that left the publication and came back is noticed, because the stream lacks changes",
-    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_carry_is_a_difference",
+    test="tests/structure/test_differences.py::test_a_change_that_the_stream_does_not_contain_is_a_difference",
 )  # fmt: skip
 override("deferrable_key_is_trusted", "pgcdc_assets.source.catalog.pgclass:_INDEXES",
     lambda original: original.replace(" AND i.indimmediate", ""),
@@ -96,7 +96,7 @@ override("password_goes_into_the_file", "pgcdc_assets.projectfile:without_secret
 override("another_source_is_accepted", "pgcdc_assets.projectsource:_compare",
     lambda _: lambda settings, saved, found: None,
     rule="a project refuses a source other than the source with which it was set up",
-    test="tests/cli/test_projectsource.py::test_another_source_is_refused_before_anything_is_written")  # fmt: skip
+    test="tests/cli/test_projectsource.py::test_every_command_refuses_another_source_before_it_writes")  # fmt: skip
 override("another_lake_is_accepted", "pgcdc_assets.flow.ownlake:refuse_other_lake",
     lambda _: lambda layout, *, may_be_gone=False: None,
     rule="a project refuses to write to the lake of another project",

@@ -88,7 +88,7 @@ override("full_disk_sets_tables_aside", "pgcdc_assets.failures:_OF_THE_MACHINE",
 override("folders_are_readable_by_all", "pgcdc_assets.store.localfiles:private_folder",
     lambda original: with_instead(original, "OWNER_ONLY", "0o755"),
     rule="only the owner can read the files of the lake and of the project",
-    test="tests/cli/test_private.py::test_everything_that_commands_create_is_private")  # fmt: skip
+    test="tests/cli/test_private.py::test_folders_that_commands_create_are_readable_only_by_their_owner")  # fmt: skip
 
 
 # Readers ------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_the_delta_log_of_points_stays_short(layout: Layout, monkeypatch: pytest
     assert [point.replay_lsn for point in ConsistentPoints(layout).all()] == [Lsn(at) for at in range(1, 150)]
 
 
-def test_a_point_of_an_older_copy_does_not_apply_to_the_newer_copy(layout: Layout) -> None:
+def test_a_point_that_lists_an_older_copy_does_not_apply_to_a_newer_copy(layout: Layout) -> None:
     """The table was first copied at LSN 100, and a point lists it at LSN 300. A second copy, with LSN 250, is completed
     after that. It lacks the changes from 250 to 300."""
     identity = Identity("7", "shop", "pgcdc")
@@ -158,7 +158,7 @@ def test_a_version_at_another_lsn_is_not_the_published_version(layout: Layout) -
             read(A)
 
 
-def test_points_of_another_format_are_refused(layout: Layout) -> None:
+def test_points_of_another_format_version_are_refused(layout: Layout) -> None:
     create_table(layout.consistent_points, DeltaSchema.from_arrow(SCHEMA), {FORMAT_PROPERTY: "2"}, {}, layout.root)
     points = ConsistentPoints(layout)
     for use in (points.newest, lambda: points.publish(Lsn(200), {A: 2}, {A: Lsn(150)}), Lake(layout.root).at):
@@ -271,7 +271,7 @@ def test_a_lake_without_states_returns_none(tmp_path: Path) -> None:
     assert states.get(TABLE.name) is None
 
 
-def test_the_last_row_of_a_table_is_its_state(tmp_path: Path) -> None:
+def test_the_state_of_a_table_is_its_last_row(tmp_path: Path) -> None:
     states = TableStates(Layout.of(tmp_path))
     states.set_all([TABLE, OTHER], TableState.COPYING, Lsn(100))
     states.set(TABLE, TableState.CATCHING_UP, Lsn(100))
@@ -285,7 +285,7 @@ def test_the_last_row_of_a_table_is_its_state(tmp_path: Path) -> None:
     assert again[OTHER.name].table == OTHER
 
 
-def test_states_that_another_process_wrote_are_read(tmp_path: Path) -> None:
+def test_states_that_another_process_saved_are_read(tmp_path: Path) -> None:
     reader, writer = TableStates(Layout.of(tmp_path)), TableStates(Layout.of(tmp_path))
     writer.set(TABLE, TableState.COPYING, Lsn(1))
     assert reader.get(TABLE.name) is not None

@@ -185,7 +185,9 @@ def test_events_merged_in_parts_have_the_same_effect_as_events_merged_at_once(
     shuffle=st.integers(0, 99),
 )
 @settings(max_examples=200, deadline=None)
-def test_a_multiset_keeps_every_equal_row(start: list[str], steps: list[tuple[str, str, str]], shuffle: int) -> None:
+def test_the_merge_of_a_table_without_a_key_keeps_every_equal_row(
+    start: list[str], steps: list[tuple[str, str, str]], shuffle: int
+) -> None:
     rows = list(start)
     events: list[tuple[str, str]] = []
     for kind, value, other in steps:

@@ -23,7 +23,7 @@ from tests.history.values import CODECS, KEYS, VALUES
 logger = logging.getLogger(__name__)
 
 
-def hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
+def assert_mirrors_equal_source(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
     with project(server, spark, history) as at:
         play(at, history)
         unlogged = sum(spec.unlogged for spec in history.tables)
@@ -38,7 +38,7 @@ def hold(server: EmbeddedServer, spark: SparkSession, history: History) -> None:
 def test_mirrors_equal_the_source_in_a_fixed_history(
     server: EmbeddedServer, spark: SparkSession, history: History
 ) -> None:
-    hold(server, spark, history)
+    assert_mirrors_equal_source(server, spark, history)
 
 
 @pytest.mark.long
@@ -54,7 +54,7 @@ def test_mirrors_equal_the_source_in_random_histories(
     @settings(SLOW, max_examples=3)
     @given(history=long_histories(4, 60, encoding))
     def history_holds(history: History) -> None:
-        hold(server, spark, history)
+        assert_mirrors_equal_source(server, spark, history)
 
     history_holds()
 
@@ -71,7 +71,7 @@ LEAVES = Spec("public", "leaves", "primary", (Column("id", KEYS[0]),), (Column("
 CUTS, FEW_CUTS = (st.sets(st.integers(0, 63), max_size=most) for most in (12, 5))
 
 
-def hold_derived(
+def assert_derived_mirrors_equal_source(
     server: EmbeddedServer, specs: tuple[Spec, ...], steps: Sequence[Step], cuts: set[int], *, each: int | None = None
 ) -> Counter[str]:
     """Checks that every table equals the source after each turn and after a repair. Returns how often each statement
@@ -106,7 +106,9 @@ def test_mirrors_equal_the_source_after_every_turn(server: EmbeddedServer) -> No
     @settings(MANY, max_examples=3)
     @given(tables(), STORIES, FEW_CUTS, st.integers(0, 4))
     def story(specs: tuple[Spec, ...], steps: list[Step], cuts: set[int], each: int) -> None:
-        done.update(hold_derived(server, (*specs[:4], LEAVES), [*steps, *undisturbed()], cuts, each=each))
+        done.update(
+            assert_derived_mirrors_equal_source(server, (*specs[:4], LEAVES), [*steps, *undisturbed()], cuts, each=each)
+        )
 
     story()
     assert not [act for act in ACTS if not done[act]], "no history has executed these statements with success"
@@ -119,4 +121,4 @@ def test_mirrors_equal_the_source_after_every_turn(server: EmbeddedServer) -> No
 def test_mirrors_equal_the_source_after_every_turn_of_random_histories(
     server: EmbeddedServer, specs: tuple[Spec, ...], steps: list[Step], cuts: set[int]
 ) -> None:
-    hold_derived(server, specs, steps, cuts)
+    assert_derived_mirrors_equal_source(server, specs, steps, cuts)

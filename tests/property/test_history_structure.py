@@ -30,7 +30,7 @@ MANY = 300
 """A set with at least this many histories contains every kind of schema change."""
 
 
-def hold(
+def assert_points_equal_source(
     server: EmbeddedServer, spark: SparkSession, number: int, places: Sequence[int] = range(SIZE), *,
     columns: bool = False,
 ) -> HistoryGroup:  # fmt: skip
@@ -57,7 +57,7 @@ KNOWN = (
 def test_points_equal_the_source_in_fixed_generated_histories(
     server: EmbeddedServer, spark: SparkSession, number: int, places: Sequence[int]
 ) -> None:
-    at = hold(server, spark, number, places)
+    at = assert_points_equal_source(server, spark, number, places)
     assert at.comparison.listed > sum(at.comparison.reported.values()), (
         "most tables were not listed, and so not compared"
     )

@@ -150,7 +150,7 @@ def test_a_settings_file_that_its_parser_cannot_read_gives_a_one_line_error(proj
 
 
 @pytest.mark.parametrize("line", ["5", "{}", '{"since": 5, "lsn": 4}', "[" * 100_000], ids=["5", "{}", "since", "deep"])
-def test_line_of_the_progress_file_with_an_unknown_form_is_ignored(line: str) -> None:
+def test_announcement_of_transactions_in_progress_with_an_unknown_form_is_ignored(line: str) -> None:
     assert Announcement.from_line(f"{line}\n") is None
 
 

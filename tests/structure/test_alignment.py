@@ -36,7 +36,7 @@ def of(name: str, type_: PgType = INT, attnum: int | None = None) -> ShapeColumn
 
 
 ID, A = Column(1, "id", INT), Column(2, "a", INT)
-TOLD_ID = of("id", attnum=1)
+ID_COLUMN = of("id", attnum=1)
 
 RENAMED = table(ID, Column(2, "b", INT), copied=2, former=(A,))
 ADDED = table(ID, A, Column(3, "c", INT, missing="5"), copied=2)
@@ -50,26 +50,26 @@ SWAPPED = table(ID, Column(2, "b", INT), Column(3, "a", INT), copied=3, former=(
 @pytest.mark.parametrize(
     ("known", "told", "columns"),
     [
-        (RENAMED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, 2)),
-        (RENAMED, message(TOLD_ID, of("a"), live=(1, 2)), (1, 2)),
-        (RENAMED, message(TOLD_ID, of("b", attnum=2), live=(1, 2)), (1, 2)),
-        (RENAMED, message(TOLD_ID, of("for a while"), live=(1, 2)), (1, 2)),
-        (RENAMED, message(TOLD_ID, of("b", TEXT), live=(1, 2)), None),
-        (ADDED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, 2)),
-        (ADDED, message(TOLD_ID, of("a", attnum=2), live=(1, 2, 3)), (1, 2)),
-        (ADDED, message(TOLD_ID, of("a", attnum=2), of("c", attnum=3), live=(1, 2, 3)), (1, 2, 3)),
-        (ADDED, message(TOLD_ID, of("a", attnum=2), of("for a while"), live=(1, 2, 3)), (1, 2, 3)),
-        (ADDED, message(TOLD_ID, live=(1, 2, 3)), None),
-        (DROPPED, message(TOLD_ID, of("a"), live=(1,)), (1, None)),
-        (DROPPED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, None)),
-        (DROPPED, message(TOLD_ID, live=(1,)), (1,)),
-        (MADE_ANEW, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), (1, None)),
-        (MADE_ANEW, message(TOLD_ID, of("a", attnum=3), live=(1, 3)), None),
-        (REPLACED, message(TOLD_ID, of("c", attnum=3), live=(1, 3)), None),
-        (OTHER_TYPE, message(TOLD_ID, of("a", TEXT, attnum=3), live=(1, 3)), (1, 3)),
-        (OTHER_TYPE, message(TOLD_ID, of("a"), live=(1, 3)), (1, None)),
-        (SWAPPED, message(TOLD_ID, of("a", attnum=3), of("b", attnum=2), live=(1, 2, 3)), (1, 2, 3)),
-        (SWAPPED, message(TOLD_ID, of("b", attnum=2), of("a", attnum=3), live=(1, 2, 3)), (1, 2, 3)),
+        (RENAMED, message(ID_COLUMN, of("a", attnum=2), live=(1, 2)), (1, 2)),
+        (RENAMED, message(ID_COLUMN, of("a"), live=(1, 2)), (1, 2)),
+        (RENAMED, message(ID_COLUMN, of("b", attnum=2), live=(1, 2)), (1, 2)),
+        (RENAMED, message(ID_COLUMN, of("for a while"), live=(1, 2)), (1, 2)),
+        (RENAMED, message(ID_COLUMN, of("b", TEXT), live=(1, 2)), None),
+        (ADDED, message(ID_COLUMN, of("a", attnum=2), live=(1, 2)), (1, 2)),
+        (ADDED, message(ID_COLUMN, of("a", attnum=2), live=(1, 2, 3)), (1, 2)),
+        (ADDED, message(ID_COLUMN, of("a", attnum=2), of("c", attnum=3), live=(1, 2, 3)), (1, 2, 3)),
+        (ADDED, message(ID_COLUMN, of("a", attnum=2), of("for a while"), live=(1, 2, 3)), (1, 2, 3)),
+        (ADDED, message(ID_COLUMN, live=(1, 2, 3)), None),
+        (DROPPED, message(ID_COLUMN, of("a"), live=(1,)), (1, None)),
+        (DROPPED, message(ID_COLUMN, of("a", attnum=2), live=(1, 2)), (1, None)),
+        (DROPPED, message(ID_COLUMN, live=(1,)), (1,)),
+        (MADE_ANEW, message(ID_COLUMN, of("a", attnum=2), live=(1, 2)), (1, None)),
+        (MADE_ANEW, message(ID_COLUMN, of("a", attnum=3), live=(1, 3)), None),
+        (REPLACED, message(ID_COLUMN, of("c", attnum=3), live=(1, 3)), None),
+        (OTHER_TYPE, message(ID_COLUMN, of("a", TEXT, attnum=3), live=(1, 3)), (1, 3)),
+        (OTHER_TYPE, message(ID_COLUMN, of("a"), live=(1, 3)), (1, None)),
+        (SWAPPED, message(ID_COLUMN, of("a", attnum=3), of("b", attnum=2), live=(1, 2, 3)), (1, 2, 3)),
+        (SWAPPED, message(ID_COLUMN, of("b", attnum=2), of("a", attnum=3), live=(1, 2, 3)), (1, 2, 3)),
     ],
     ids=["renamed later, catalog read before", "renamed later, catalog read after", "new name",
          "name between old and new name", "new name with another type",
@@ -80,54 +80,54 @@ SWAPPED = table(ID, Column(2, "b", INT), Column(3, "a", INT), copied=3, former=(
          "new column, or the dropped column under its name", "second of two columns, by its type",
          "first of two columns, by its type", "names swapped later, catalog read after", "names swapped"],
 )  # fmt: skip
-def test_a_relation_message_has_at_most_one_interpretation(
+def test_a_relation_message_is_read_only_if_exactly_one_interpretation_is_possible(
     known: Table, told: Shape, columns: tuple[int | None, ...] | None
 ) -> None:  # fmt: skip
     assert aligned(known, told) == columns
 
 
 def test_a_column_added_and_dropped_between_catalog_checks_is_ignored() -> None:
-    assert aligned(table(ID, A, copied=2), message(TOLD_ID, of("a", attnum=2), of("x"), live=(1, 2))) == (1, 2, None)
+    assert aligned(table(ID, A, copied=2), message(ID_COLUMN, of("a", attnum=2), of("x"), live=(1, 2))) == (1, 2, None)
 
 
 def test_an_unknown_column_dropped_after_its_relation_message_was_recorded_is_ignored() -> None:
-    told = message(TOLD_ID, of("a", attnum=2), of("x", attnum=3), live=(1, 2, 3))
+    told = message(ID_COLUMN, of("a", attnum=2), of("x", attnum=3), live=(1, 2, 3))
     known = replace(table(ID, A, copied=2), attnums_given=3)
     assert aligned(known, told) == (1, 2, None)
     assert table_of_rows(known, told, after=Lsn(1)) is known
 
 
-def test_a_dropped_column_may_have_had_the_name_of_a_later_column() -> None:
+def test_a_message_is_refused_if_a_dropped_column_may_have_had_the_name_of_a_later_one() -> None:
     known = table(ID, A, Column(4, "c", INT), copied=2)
-    assert aligned(known, message(TOLD_ID, of("a", attnum=2), of("c", attnum=4), live=(1, 2, 4))) is None
+    assert aligned(known, message(ID_COLUMN, of("a", attnum=2), of("c", attnum=4), live=(1, 2, 4))) is None
 
 
 def test_rows_from_before_a_column_was_added_have_the_columns_default() -> None:
-    told = message(TOLD_ID, of("a", attnum=2), live=(1, 2))
+    told = message(ID_COLUMN, of("a", attnum=2), live=(1, 2))
     assert table_of_rows(ADDED, told, after=Lsn(99)) is ADDED
     route = Route.of(told, ADDED, None, alignment(ADDED, told, Lsn(99)))
     assert [column.missing for column in route.younger] == ["5"]
 
 
-def test_above_the_lsn_of_the_catalog_check_only_the_newest_structure_is_accepted() -> None:
-    told = message(TOLD_ID, of("a", attnum=3), live=(1, 3))
+def test_above_the_lsn_of_a_catalog_check_only_the_structure_that_it_showed_is_accepted() -> None:
+    told = message(ID_COLUMN, of("a", attnum=3), live=(1, 3))
     assert isinstance(table_of_rows(MADE_ANEW, told, after=Lsn(99)), Unreadable)
     assert table_of_rows(MADE_ANEW, told, after=Lsn(100)) is MADE_ANEW
     assert isinstance(
-        table_of_rows(ADDED, message(TOLD_ID, of("a", attnum=2), live=(1, 2)), after=Lsn(100)), Unreadable
+        table_of_rows(ADDED, message(ID_COLUMN, of("a", attnum=2), live=(1, 2)), after=Lsn(100)), Unreadable
     )
 
 
 def test_an_earlier_type_of_a_column_is_accepted_if_its_text_form_is_the_same() -> None:
     known = table(ID, Column(2, "a", TEXT), copied=2, former=(Column(2, "a", VARCHAR), A))
-    assert table_of_rows(known, message(TOLD_ID, of("a", VARCHAR, 2), live=(1, 2)), after=Lsn(1)) is known
-    found = table_of_rows(known, message(TOLD_ID, of("a", INT, 2), live=(1, 2)), after=Lsn(1))
+    assert table_of_rows(known, message(ID_COLUMN, of("a", VARCHAR, 2), live=(1, 2)), after=Lsn(1)) is known
+    found = table_of_rows(known, message(ID_COLUMN, of("a", INT, 2), live=(1, 2)), after=Lsn(1))
     assert isinstance(found, Unreadable)
     assert found.reason == "the type of column 'a' changed from int4 to text"
 
 
-def test_a_new_column_is_refused_if_other_columns_have_changed_since_the_copy() -> None:
-    told = message(TOLD_ID, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
+def test_a_row_message_with_a_new_column_is_refused_if_other_columns_changed_since_the_copy() -> None:
+    told = message(ID_COLUMN, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
     found = table_of_rows(RENAMED, told, after=Lsn(1))
     assert isinstance(found, Unreadable)
     assert found.reason == "column 'c' was added after other columns had changed"
@@ -137,16 +137,16 @@ def test_a_new_column_is_refused_if_other_columns_have_changed_since_the_copy() 
 def test_a_relation_message_with_another_key_is_refused(identity: ReplicaIdentity) -> None:
     """The mirror's key is compared with the key columns that the message flags. Under REPLICA IDENTITY FULL, the flags
     do not show the key, so the mirror's key is compared with the key in the catalog."""
-    columns = (replace(TOLD_ID, key=False), replace(of("b", attnum=2), key=True))
+    columns = (replace(ID_COLUMN, key=False), replace(of("b", attnum=2), key=True))
     told = replace(message(*columns, live=(1, 2)), key_attnums=(2,), key=("b",), replica_identity=identity)
     found = table_of_rows(RENAMED, told, after=Lsn(1))
     assert isinstance(found, Unreadable)
     assert "the key changed from (id) to (b)" in found.reason
 
 
-def test_the_key_columns_are_those_that_the_message_flags() -> None:
+def test_the_key_is_read_from_the_flags_of_the_message_and_not_from_a_later_catalog() -> None:
     """The catalog was read later than the message was sent, and already showed a different key."""
-    told = replace(message(TOLD_ID, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
+    told = replace(message(ID_COLUMN, of("b", attnum=2), live=(1, 2)), key_attnums=(2,), key=("b",))
     assert table_of_rows(RENAMED, told, after=Lsn(1)) == RENAMED
     assert table_of_rows(RENAMED, told, after=Lsn(1 << 40)) == RENAMED
 
@@ -163,7 +163,7 @@ def _of_leaf(*columns: ShapeColumn, live: tuple[int, ...]) -> Shape:
 
 
 def test_rows_of_a_leaf_are_read_with_the_columns_of_its_root() -> None:
-    told = _of_leaf(TOLD_ID, of("for a while"), live=(1, 2))
+    told = _of_leaf(ID_COLUMN, of("for a while"), live=(1, 2))
     known = _parted(RENAMED)
     assert table_of_rows(known, told, after=Lsn(99)) is known
     assert alignment(known, told, Lsn(99)) == (1, 2)
@@ -173,14 +173,14 @@ def test_rows_of_a_leaf_are_read_with_the_columns_of_its_root() -> None:
     assert isinstance(table_of_rows(odd, told, after=Lsn(99)), Unreadable)
     assert alignment(odd, told, Lsn(99)) is None
     gone = replace(told, relation_id=8)
-    assert isinstance(table_of_rows(known, gone, after=Lsn(99)), Unreadable), "a leaf that the mirror does not have"
+    assert isinstance(table_of_rows(known, gone, after=Lsn(99)), Unreadable), "the mirror does not have this leaf"
 
 
 def test_added_or_removed_leaves_do_not_change_how_columns_are_read() -> None:
     """Rows above the LSN at which a catalog check showed the current columns are read by column name. This stays so if
     a later check shows that partitions were added or removed."""
     known = _parted(MADE_ANEW)
-    told = _of_leaf(TOLD_ID, of("a", attnum=3), live=(1, 3))
+    told = _of_leaf(ID_COLUMN, of("a", attnum=3), live=(1, 3))
     assert isinstance(table_of_rows(known, told, after=Lsn(99)), Unreadable)
     assert table_of_rows(known, told, after=Lsn(100)) is known
     assert alignment(known, told, Lsn(100)) is None
@@ -194,10 +194,10 @@ def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
     columns = (ID, Column(3, "x", INT), Column(4, "c", INT, missing="5"))
     known = _parted(table(*columns, copied=3, former=(Column(3, "b", INT),)), ((1, 0), (2, 1)))
     for name, attnum in (("b", None), ("x", 2), ("for a while", None)):
-        told = _of_leaf(TOLD_ID, of(name, attnum=attnum), live=(1, 2, 3))
+        told = _of_leaf(ID_COLUMN, of(name, attnum=attnum), live=(1, 2, 3))
         assert table_of_rows(known, told, after=Lsn(99)) is known
         assert alignment(known, told, Lsn(99)) == (1, 3)
-    told = _of_leaf(TOLD_ID, of("x", attnum=2), of("c", attnum=3), live=(1, 2, 3))
+    told = _of_leaf(ID_COLUMN, of("x", attnum=2), of("c", attnum=3), live=(1, 2, 3))
     assert alignment(known, told, Lsn(99)) == (1, 3, 4)
     route = Route.of(told, known, None, alignment(known, replace(told, columns=told.columns[:2]), Lsn(99)))
     assert [column.name for column in route.younger] == ["c"]
@@ -206,8 +206,8 @@ def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
-        ((TOLD_ID, of("b", attnum=3)), "column 'b' was dropped and created again"),
-        ((TOLD_ID, of("c", attnum=2)), "column 'b' was renamed to 'c'"),
+        ((ID_COLUMN, of("b", attnum=3)), "column 'b' was dropped and created again"),
+        ((ID_COLUMN, of("c", attnum=2)), "column 'b' was renamed to 'c'"),
     ],
 )
 def test_a_leaf_column_replaced_under_its_old_name_is_refused(told: tuple[ShapeColumn, ...], reason: str) -> None:
@@ -215,7 +215,7 @@ def test_a_leaf_column_replaced_under_its_old_name_is_refused(told: tuple[ShapeC
     to the old column."""
     lineage = Lineage(1, 3, 1, left=(8,))
     known = replace(_parted(table(ID, Column(3, "b", INT), copied=3), ((1, 0), (2, 1))), lineage=lineage)
-    same = _of_leaf(TOLD_ID, of("b", attnum=2), live=(1, 2))
+    same = _of_leaf(ID_COLUMN, of("b", attnum=2), live=(1, 2))
     assert table_of_rows(known, same, after=Lsn(1)) is known
     found = table_of_rows(known, _of_leaf(*told, live=tuple(c.attnum or 0 for c in told)), after=Lsn(1))
     assert isinstance(found, Unreadable)
@@ -226,7 +226,7 @@ def test_a_new_column_of_a_leaf_with_fewer_columns_has_the_attnum_of_its_root() 
     columns = (ID, Column(3, "b", INT))
     known = _parted(table(*columns, copied=3), ((1, 0), (2, 1), (3, 2)), since=0)
     new = Column(3, "c", INT)
-    told = _of_leaf(TOLD_ID, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
+    told = _of_leaf(ID_COLUMN, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
     facts = RelationFacts(replace(known, oid=7, columns=(ID, Column(2, "b", INT), new), marks=marks(relfilenode=70),
                                   lineage=None, leaves=()))  # fmt: skip
     after = table_of_rows(known, told, facts, after=Lsn(300))

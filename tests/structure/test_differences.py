@@ -91,7 +91,7 @@ CARRIED = (
 )
 
 
-def test_a_change_that_the_stream_carries_is_no_difference(watched: Watched) -> None:
+def test_a_change_that_the_stream_contains_is_not_a_difference(watched: Watched) -> None:
     assert {done: seen for done in CARRIED if (seen := watched(done))} == {}
 
 
@@ -155,7 +155,7 @@ NOT_CARRIED: tuple[tuple[str, Seen], ...] = (
 )  # fmt: skip
 
 
-def test_a_change_that_the_stream_does_not_carry_is_a_difference(watched: Watched) -> None:
+def test_a_change_that_the_stream_does_not_contain_is_a_difference(watched: Watched) -> None:
     assert [(done, watched(done)) for done, _ in NOT_CARRIED] == list(NOT_CARRIED)
 
 
@@ -275,7 +275,7 @@ def test_a_column_added_to_a_row_type_is_a_difference(database: Database) -> Non
 
 @pytest.mark.parametrize("publication", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
 @pytest.mark.since(15, "publications of schemas")
-def test_a_table_set_unlogged_and_logged_again_has_new_files(database: Database, publication: str) -> None:
+def test_a_table_set_unlogged_and_logged_again_is_a_difference(database: Database, publication: str) -> None:
     """PostgreSQL refuses SET UNLOGGED only for a table that a publication lists by name. VACUUM FULL, TRUNCATE, CLUSTER
     and GRANT are no difference."""
     with connect(database.conninfo) as conn, database.connect() as user:
@@ -294,7 +294,7 @@ def test_a_table_set_unlogged_and_logged_again_has_new_files(database: Database,
 @pytest.mark.parametrize("done", ["ALTER TABLE t SET UNLOGGED; INSERT INTO t VALUES (1); ALTER TABLE t SET LOGGED",
                                   "TRUNCATE t", "VACUUM FULL t"])  # fmt: skip
 @pytest.mark.since(15, "publications of schemas")
-def test_new_files_of_a_table_without_a_toast_table_are_a_difference_if_it_is_not_listed(
+def test_new_files_of_a_table_without_toast_are_a_difference_if_not_published_by_name(
     database: Database, publication: str, done: str
 ) -> None:
     """If a table has no TOAST table, the catalog looks the same after each of these statements. Only SET UNLOGGED hides
@@ -313,7 +313,7 @@ def test_new_files_of_a_table_without_a_toast_table_are_a_difference_if_it_is_no
         assert "new files" in change.what
 
 
-def test_a_truncated_leaf_published_via_its_root_has_new_files(database: Database) -> None:
+def test_a_truncated_leaf_that_is_published_via_its_root_is_a_difference(database: Database) -> None:
     """In this case, PostgreSQL does not send the TRUNCATE of a leaf."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE r (id int PRIMARY KEY, v text) PARTITION BY LIST (id)")

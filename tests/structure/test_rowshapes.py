@@ -72,7 +72,7 @@ def test_a_new_nullable_column_is_accepted() -> None:
         ((ID, B, N, NEW), None, "no longer shows"),
     ],
 )
-def test_a_change_that_cannot_be_followed_is_refused_with_its_reason(
+def test_a_relation_whose_change_needs_a_copy_is_refused_with_the_reason(
     columns: tuple[ShapeColumn, ...], told: RelationFacts | None, words: str
 ) -> None:
     assert words in reason(table_of_rows(TABLE, shape(*columns), told))
@@ -100,7 +100,9 @@ def test_a_relation_missing_from_the_catalog_is_matched_by_name_and_type() -> No
     other_type = [*forgotten[:2], replace(N, attnum=None, type=TEXT)]
     assert "dropped and created again" in reason(table_of_rows(TABLE, shape(*other_type)))
     swapped = [forgotten[0], forgotten[2], forgotten[1]]
-    assert "swapped their names" in reason(table_of_rows(TABLE, shape(*swapped))), "a message has columns in this order"
+    assert "swapped their names" in reason(table_of_rows(TABLE, shape(*swapped))), (
+        "a message lists columns in the order of their attnums"
+    )
 
 
 def test_column_with_unknown_name_is_matched_if_its_attnum_exists() -> None:
@@ -108,7 +110,7 @@ def test_column_with_unknown_name_is_matched_if_its_attnum_exists() -> None:
     assert table_of_rows(TABLE, lost) is TABLE
     dropped = replace(lost, attnums=frozenset((1, 4, 5)))
     assert "'b' was dropped or renamed soon after" in reason(table_of_rows(TABLE, dropped)), (
-        "another may have had its name"
+        "another column may have had the name b"
     )
     swapped = replace(lost, columns=(ID, replace(N, attnum=None), replace(B, attnum=None)))
     assert "swapped their names" in reason(table_of_rows(TABLE, swapped))
@@ -122,7 +124,7 @@ def test_a_new_column_next_to_a_dropped_column_is_refused() -> None:
     assert isinstance(table_of_rows(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), unpublished), Table)
     older = remarked(TABLE, "1:7 2:7 4:7 5:6")
     assert isinstance(table_of_rows(older, shape(ID, B, N, replace(NEW, attnum=6)), there), Table), (
-        "gone before the copy"
+        "the column was dropped before the copy"
     )
 
 

@@ -42,7 +42,7 @@ OUTCOMES: Final[dict[tuple[type[Verdict], type[Verdict]], str]] = {
 """The outcome as the page words it, by two verdicts: on the table if it is small, and if it is large."""
 
 
-def test_each_example_has_its_outcome(database: Database, pg_version: int) -> None:
+def test_each_example_on_the_page_has_the_documented_outcome(database: Database, pg_version: int) -> None:
     expected = dict(EXAMPLES)
     if pg_version < GENERATED_SINCE // 10000:
         expected |= {statement: "nothing" for statement in expected if "STORED" in statement}

@@ -52,7 +52,7 @@ def goes_on(now: Table, before: Table = T, since: int = 50) -> Table:
     ],
     ids=["added", "renamed", "dropped", "dropped and added", "longer", "text", "domain"],
 )
-def test_columns_can_change_without_a_copy(now: Table) -> None:
+def test_these_changes_of_columns_need_no_copy(now: Table) -> None:
     found = goes_on(now)
     assert replace(found, lineage=None) == now
     assert found.lineage is not None
@@ -158,7 +158,7 @@ def leaf(
 P, MORE = parted(T, leaf(1), leaf(2)), table(ID, A, Column(3, "c", INT, True, missing="5"))
 
 
-def test_columns_known_from_row_messages_do_not_count_as_copied() -> None:
+def test_columns_known_only_from_row_messages_do_not_count_as_copied() -> None:
     """Row messages of one partition have shown a new column. Rows of other partitions may still be from before the
     column existed, so ``copied``, the highest attnum that the copy contained, stays 2."""
     before = replace(P, columns=(*P.columns, Column(3, "c", INT)), attnums_given=2)
@@ -167,7 +167,7 @@ def test_columns_known_from_row_messages_do_not_count_as_copied() -> None:
     assert found.lineage.copied == 2
 
 
-def test_unchanged_partitions_need_no_copy() -> None:
+def test_a_new_column_of_a_root_whose_partitions_are_unchanged_needs_no_copy() -> None:
     found = goes_on(parted(MORE, leaf(1), leaf(2, name="renamed")), P)
     assert found.lineage == Lineage(1, 2, 50, restructured=1, columns_since=50)
     assert found.leaves == P.leaves, "the mirror keeps the name that the leaf had when it was copied"
@@ -212,7 +212,7 @@ def test_a_partition_created_after_a_dropped_column_needs_no_copy() -> None:
     more = table(ID, Column(3, "b", INT), Column(4, "c", INT, True, missing="5"))
     assert goes_on(parted(more, *before.leaves), before).leaves == before.leaves
     gone = parted(table(ID, Column(4, "c", INT)), leaf(1), leaf(2, numbering=((1, 0), (3, 1))))
-    assert goes_on(gone, before).leaves == before.leaves, "the leaf's first numbering stays"
+    assert goes_on(gone, before).leaves == before.leaves, "the mirror keeps the leaf's first numbering"
     assert [before.leaves[1].at_root(attnum) for attnum in (1, 2, 3)] == [1, 3, 4]
     assert [before.leaves[1].of_root(attnum) for attnum in (1, 3, 4)] == [1, 2, 3]
 

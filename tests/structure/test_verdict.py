@@ -93,7 +93,7 @@ def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Ver
                      'has a new column "c" (it has no key)', restructured=True), id="column added, without a key"),
     ],
 )  # fmt: skip
-def test_the_decision_depends_on_the_situation(record: TableRecord, now: Table, rules: Rules, said: Verdict) -> None:
+def test_each_situation_has_its_decision(record: TableRecord, now: Table, rules: Rules, said: Verdict) -> None:
     assert decided(record, now, rules) == said
 
 
@@ -112,5 +112,5 @@ def test_while_applying_is_paused_the_decision_is_left_to_a_later_catalog_check(
     assert decided(FOLLOWED, now, REWRITE, paused=True) == Later()
 
 
-def test_lost_rows_are_recognised_while_applying_is_paused() -> None:
+def test_a_copy_for_missing_changes_is_decided_even_while_applying_is_paused() -> None:
     assert isinstance(decided(FOLLOWED, REGAINED, REWRITE, paused=True), Recopy)
