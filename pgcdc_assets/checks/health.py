@@ -12,12 +12,12 @@ from pgcdc_assets.checks.problemcodes import ProblemCode
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import PgcdcError, SettingsError, StoreFailed, WrongLake, WrongSource
 from pgcdc_assets.flow.outcomes import Outcome
 from pgcdc_assets.points.untaken import UntakenRows
 from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.slot.slot import SlotStatus
+from pgcdc_assets.structure.record import TableState
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import GRACE
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, PgcdcError
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.messages import MessageFeed
@@ -41,6 +40,7 @@ from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
 from pgcdc_assets.points.untaken import UntakenLedger
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.structure.record import TableState
 
 _UNREADABLE = (PgcdcError, DeltaError, OSError)
 

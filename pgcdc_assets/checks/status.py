@@ -32,7 +32,6 @@ from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo import shop
 from pgcdc_assets.errors import (
     PgcdcError,
@@ -57,6 +56,7 @@ from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.slot.slot import Decoded, SlotStatus, slot_status
 from pgcdc_assets.store import storage
+from pgcdc_assets.structure.record import TableState
 
 LIMITS: dict[str, Any] = {"connect_timeout": 3, "options": {"statement_timeout": "4s"}}
 """Arguments of a connection that must not wait long for a server that does not answer, or for a lock on a table."""

@@ -21,10 +21,10 @@ from pgcdc_assets.checks.problemcodes import ProblemCode
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.flow.outcomes import Failure, OperationKind
 from pgcdc_assets.mirror.delta.mirrorschema import way_back
 from pgcdc_assets.source.connect.failures import COPY_ANEW
+from pgcdc_assets.structure.record import TableState
 
 LAG_BYTES = GIB
 FEED_OF_MESSAGES = "feed of logical messages"

@@ -4,7 +4,7 @@ lsn                 positions in the WAL; half-open ranges of positions
 names, catalog      names of tables; facts from the source's catalog
 marks               versions of catalog rows; a new version shows a change that the stream does not send
 positions           at which LSN the receiver must stop, and which positions it reports
-retention, states   what may be deleted; the states of a table
+retention           what may be deleted
 settingvalues       the syntax of settings: prefixes of messages, masters of Spark
 layout              the location of a file or folder; the locations of all files in the lake
 formats, encoding   the format number of stored data; the encodings of the source's texts

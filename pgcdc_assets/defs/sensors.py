@@ -17,7 +17,6 @@ import psycopg
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, news, of_slot
 from pgcdc_assets.defs.demand import FOREIGN_WAL_BYTES, Cursor, Decision, Runs, SourceState, busy, decide
 from pgcdc_assets.defs.replication import Replication
@@ -32,6 +31,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions
 from pgcdc_assets.source.slot.positions import FLUSH_LSN
+from pgcdc_assets.structure.record import TableState
 
 if TYPE_CHECKING:
     from pgcdc_assets.log.reader import ChangeLog

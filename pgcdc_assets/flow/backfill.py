@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import NotRepairable, PgcdcError, RangeGap, UsageError
 from pgcdc_assets.failures import of_one_table
 from pgcdc_assets.feed.plan import Followed
@@ -17,7 +16,7 @@ from pgcdc_assets.flow.reports import RangeReport, TableTurn
 from pgcdc_assets.flow.turn import record, take_turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.span import LogSpan
-from pgcdc_assets.structure.record import TableRecord
+from pgcdc_assets.structure.record import TableRecord, TableState
 
 
 def check(work: Work, span: LsnRange) -> RangeReport:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, LakeError, LockHeld
 from pgcdc_assets.flow import lock
 from pgcdc_assets.flow.requests import PlacedRequest, apply_paused, operator_requests, place_verify_request
@@ -22,6 +21,7 @@ from pgcdc_assets.source.slot.blockers import OnWait, transactions
 from pgcdc_assets.source.slot.positions import flush_lsn
 from pgcdc_assets.source.slot.slot import LOCK_SECONDS
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
+from pgcdc_assets.structure.record import TableState
 
 POINT_SECONDS = 600.0
 """Seconds that the snapshot stays open while the mirrors catch up. After that, ``verify`` fails and can be repeated:

@@ -25,7 +25,6 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.core.retention import LogFile, log_cut, oldest_kept
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import IdentityMismatch, LakeError, UnknownTable, UsageError
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.table import FeedTable
@@ -38,6 +37,7 @@ from pgcdc_assets.points.points import Point
 from pgcdc_assets.points.states import StateRow
 from pgcdc_assets.points.untaken import UntakenLedger
 from pgcdc_assets.store import storage
+from pgcdc_assets.structure.record import TableState
 
 THIN_AFTER_VERSIONS: Final = 600
 """Old versions of a mirror are deleted after this many new versions: ten minutes at one turn per second."""

@@ -14,7 +14,6 @@ from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.marks import Marks
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, NotRepairable, UnknownTable, UsageError
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.routing import Router
@@ -22,7 +21,7 @@ from pgcdc_assets.flow.standing import ListedTables, Standings
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
-from pgcdc_assets.structure.record import TableRecord, UnreadRows
+from pgcdc_assets.structure.record import TableRecord, TableState, UnreadRows
 
 
 class TablesProgress:

@@ -23,7 +23,6 @@ from enum import StrEnum
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.routing import Router, known_leaves
@@ -39,7 +38,7 @@ from pgcdc_assets.log.upkeep import compact
 from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
 from pgcdc_assets.protocol.shape import Shape
 from pgcdc_assets.source.catalog.tables import TablePatterns
-from pgcdc_assets.structure.record import TableRecord
+from pgcdc_assets.structure.record import TableRecord, TableState
 
 
 @dataclass

@@ -9,13 +9,12 @@ from dataclasses import replace
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.failures import contained
 from pgcdc_assets.mirror.target import Generation, Target
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
 from pgcdc_assets.structure import listing
-from pgcdc_assets.structure.record import TableRecord
+from pgcdc_assets.structure.record import TableRecord, TableState
 
 
 class Standings:

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 from pgcdc_assets.core.lsn import LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.flow import lock
 from pgcdc_assets.flow.catalogwatch import CatalogWatch
@@ -23,6 +22,7 @@ from pgcdc_assets.flow.turns import Turns
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.store import storage
+from pgcdc_assets.structure.record import TableState
 
 
 class Sync:

@@ -14,13 +14,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pgcdc_assets.core.formats import EPOCH
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.flow.meter import Histogram
 from pgcdc_assets.flow.outcomes import OperationKind, Outcome
 from pgcdc_assets.metrics.movement import Lags, Movement, StageLag, received_lsn
 from pgcdc_assets.metrics.readings import WAIT_SECONDS, LakeReading, Readings, SourceReading, now
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.slot.slot import SlotStatus
+from pgcdc_assets.structure.record import TableState
 
 TABLES: Final = 1000
 """The most tables that get their own series. If there are more tables, tables in a state other than streaming take

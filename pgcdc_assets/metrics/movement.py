@@ -13,8 +13,8 @@ from typing import Final
 
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.metrics.readings import LakeReading, SourceReading
+from pgcdc_assets.structure.record import TableState
 
 WITHIN_SECONDS: Final = 60.0
 """Replication is not ready if no position has moved for this long, although changes wait. This is at least ten times

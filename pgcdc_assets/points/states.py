@@ -19,10 +19,10 @@ from pgcdc_assets.core.formats import reading
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.log.commit import recover_log
 from pgcdc_assets.points.ledger import AT, Ledger, entries
+from pgcdc_assets.structure.record import TableState
 
 SCHEMA = pa.schema(
     [

@@ -13,6 +13,6 @@ verdict        decides what happens to the mirror; the module's docstring lists 
 successor      computes the structure that a reshaped mirror gets, or says why the table must be copied again
 rowshapes      decides how the rows that follow a Relation message are read
 alignment      finds out which columns a Relation message lists, by their order
-record         all facts that the package flow has about one table
+record         the states of a table, and all facts that the package flow has about one table
 listing        decides which tables a consistent point may list
 """

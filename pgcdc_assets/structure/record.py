@@ -1,9 +1,10 @@
-"""All facts that the package ``flow`` has about one table, in one immutable object that is replaced at each change.
+"""The states of a mirrored table, and all facts that the package ``flow`` has about one table. These facts are in one
+immutable object that is replaced at each change.
 
 | field | stored | set by |
 |---|---|---|
 | ``table`` | with the state | the copy; a change of structure; new columns that rows contained |
-| ``state``, ``reason`` | with the state (``core/states.py``) | each change of the state |
+| ``state``, ``reason`` | with the state (:class:`TableState`) | each change of the state |
 | ``replay_lsn``, ``version``, ``unchanged_from`` | in the mirror | the copy and each turn |
 | ``unread`` | no | the turn; the next catalog check clears it |
 | ``reshaping`` | no | the start and the end of a change of the mirror's structure or folder |
@@ -15,13 +16,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.marks import Marks
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
+
+
+class TableState(StrEnum):
+    """The states of a mirrored table.
+
+    | state | set by | stored | meaning |
+    |---|---|---|---|
+    | waiting | the first catalog check that shows the table | no | not copied yet |
+    | copying | the copy, when its snapshot is taken | yes | being copied from one snapshot; not in consistent points |
+    | catching_up | the copy, when it is committed | yes | its replay_lsn still differs from the other tables' |
+    | streaming | the publisher, with the first point that lists it | no | its replay_lsn moves with the other tables |
+    | set_aside | the transform or the catalog check | yes | cannot be followed exactly; its changes are not applied |
+    | moved | the flow, when the table was renamed | yes | the former name; the mirror continues under the new name |
+    """
+
+    WAITING = "waiting"
+    COPYING = "copying"
+    CATCHING_UP = "catching_up"
+    STREAMING = "streaming"
+    SET_ASIDE = "set_aside"
+    MOVED = "moved"
+
+    @property
+    def readable(self) -> bool:
+        """Whether consistent points may list the mirror."""
+        return self in (TableState.CATCHING_UP, TableState.STREAMING)
 
 
 class Strange(Enum):

@@ -25,10 +25,10 @@ from pgcdc_assets.core.catalog import Catalog, Identity, Outside, Table
 from pgcdc_assets.core.encoding import Encoding
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.points.untaken import UntakenRows
 from pgcdc_assets.source.slot.blockers import Blocker
 from pgcdc_assets.source.slot.slot import SlotStatus
+from pgcdc_assets.structure.record import TableState
 from tests.structure.marked import leaf
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)

@@ -17,11 +17,11 @@ from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.log.reader import ChangeLog, Segment
 from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.source.slot.slot import SlotStatus
 from pgcdc_assets.store.local import path_of
+from pgcdc_assets.structure.record import TableState
 from tests.defs.catalogs import catalog_of
 from tests.log.streams import START, WHO, frames_of, writer_of
 

@@ -21,7 +21,6 @@ from pgcdc_assets.checks.status import Status, status
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.spill import PREPARED, PreparedFolder
@@ -35,6 +34,7 @@ from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store import lease
 from pgcdc_assets.store.local import path_of
+from pgcdc_assets.structure.record import TableState
 from tests.deltatables import publish_at
 from tests.fix_postgres import Database
 from tests.projectfiles import CATALOG_FILE

@@ -23,7 +23,6 @@ from pgcdc_assets.cli.status_verify import in_a_sentence
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import CopyBlocked, LakeError, UnknownTable
 from pgcdc_assets.points.states import TableStates
@@ -31,6 +30,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.snapshot import reading
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot, shown_tables
+from pgcdc_assets.structure.record import TableState
 from tests.checks import mirrors
 from tests.checks.mirrors import Lake, Point, Row
 

@@ -13,11 +13,11 @@ import psycopg
 
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store import storage
+from pgcdc_assets.structure.record import TableState
 from tests.crash.faults import Faults, Tally
 from tests.crash.proxy import Proxy
 from tests.crash.workload import Draw, Script, Writers, in_transaction, prepared

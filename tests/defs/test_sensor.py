@@ -15,7 +15,6 @@ import pytest
 
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.lsn import Lsn, LsnRange
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs import runs
 from pgcdc_assets.defs.demand import Cursor
 from pgcdc_assets.defs.partitions import RangeRegister
@@ -33,6 +32,7 @@ from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.source.slot.slot import require_slot
+from pgcdc_assets.structure.record import TableState
 from tests.defs.catalogs import NAMES
 from tests.defs.doubles import dead_mark
 from tests.deltatables import publish_at

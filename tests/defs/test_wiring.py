@@ -26,7 +26,6 @@ from pgcdc_assets.checks.status import Status
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.defs import runs
 from pgcdc_assets.defs.assets import pipeline_assets
 from pgcdc_assets.defs.checks import current_health, evaluations
@@ -45,6 +44,7 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import LOCATION, load_catalog, save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.processname import ProcessName
+from pgcdc_assets.structure.record import TableState
 from tests.defs.catalogs import NAMES, catalog_of
 from tests.defs.doubles import QUIET, Script, report_of, resources, span
 from tests.deltatables import publish_at

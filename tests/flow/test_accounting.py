@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn, LsnRange
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.feed.schema import COMMIT_LSN, ORDINAL
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.flow.ranges import Why, untaken
@@ -32,7 +31,7 @@ from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.slot.slot import identity
 from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.store.local import path_of
-from pgcdc_assets.structure.record import TableRecord
+from pgcdc_assets.structure.record import TableRecord, TableState
 from tests.fix_postgres import Database
 from tests.flow.mirrors import delta_target, no_spark
 from tests.flow.rig import Rig

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, LakeError
 from pgcdc_assets.flow import boundary, lock
 from pgcdc_assets.flow.boundary import Boundary, SyncTo
@@ -22,6 +21,7 @@ from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import SourceConnection, connect
 from pgcdc_assets.source.slot.blockers import Blocker, transactions
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
+from pgcdc_assets.structure.record import TableState
 from tests.fix_postgres import Database
 from tests.waiting import wait_for
 

@@ -13,7 +13,6 @@ import pytest
 from pgcdc_assets.core.catalog import Catalog, Column, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import CopyBlocked, EmptyPublication
 from pgcdc_assets.flow import maintenance
 from pgcdc_assets.flow.catalogwatch import CatalogWatch
@@ -35,6 +34,7 @@ from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.structure.listing import shown
+from pgcdc_assets.structure.record import TableState
 from pgcdc_assets.structure.successor import successor
 from tests.fix_postgres import Database
 from tests.flow.mirrors import OWNER, copied_at_10_applied_to_20, copied_mirror, delta_target, no_spark

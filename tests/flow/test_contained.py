@@ -11,12 +11,12 @@ from deltalake import DeltaTable
 from pgcdc_assets.checks.lake_facts import read_tables
 from pgcdc_assets.core.layout import DELTA_LOG, Location, checkpoint_name, commit_name
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.store.local import path_of
+from pgcdc_assets.structure.record import TableState
 from tests.deltatables import live_files
 from tests.flow.rig import Rig
 from tests.projectfiles import CATALOG_FILE

@@ -12,7 +12,6 @@ import pytest
 from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.feed.routing import Router
 from pgcdc_assets.flow.decide import (
     GATHERED_BYTES,
@@ -36,7 +35,7 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.summary import BatchSummary
-from pgcdc_assets.structure.record import Strange, TableRecord, UnreadRows
+from pgcdc_assets.structure.record import Strange, TableRecord, TableState, UnreadRows
 
 A, B = TableName("public", "a"), TableName("public", "b")
 SHARE = 100

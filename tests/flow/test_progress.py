@@ -17,13 +17,13 @@ from pgcdc_assets.core.catalog import Catalog, Column, Lineage, PgType, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.definition import commit_properties
 from pgcdc_assets.errors import LakeError, NotRepairable, UsageError
 from pgcdc_assets.flow.progress import TablesProgress
 from pgcdc_assets.mirror.delta.mirror import STRUCTURE
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store.local import path_of
+from pgcdc_assets.structure.record import TableState
 from tests.deltatables import commit, opened
 from tests.flow.mirrors import OWNER, copied_at_10_applied_to_20, copied_mirror, delta_target
 from tests.structure.marked import parsed

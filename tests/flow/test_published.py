@@ -11,12 +11,12 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.checks.lake_facts import read_tables
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import RightLacking
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.setup.publications import OwnPair
+from pgcdc_assets.structure.record import TableState
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig, T, U, following, newest, rig_of
 from tests.projectfiles import CATALOG_FILE

@@ -29,7 +29,6 @@ from pgcdc_assets.cli.sync import sync_json
 from pgcdc_assets.core import retention
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import LakeError, LockHeld, NotRepairable, RangeGap, SourceUnavailable, UnknownTable
 from pgcdc_assets.feed import table
 from pgcdc_assets.flow import copies, lock, maintenance, outcomes
@@ -55,6 +54,7 @@ from pgcdc_assets.project import load_catalog
 from pgcdc_assets.source.snapshot import export
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import path_of
+from pgcdc_assets.structure.record import TableState
 from tests.fix_postgres import committed
 from tests.flow.rig import Rig, T, U, following, newest, promised, turns, version
 from tests.jsondocuments import checked

@@ -14,7 +14,6 @@ from pgcdc_assets.core.catalog import Column, Identity, PgType, Table
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.commit import FileChange, commit_change, commit_rewritten
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.feed.file import FeedWriter
@@ -26,6 +25,7 @@ from pgcdc_assets.mirror.delta.rowgroups import live_rows
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.protocol.text.typed import typed
+from pgcdc_assets.structure.record import TableState
 
 OWNER = Identity("7000000000000000001", "shop", "pgcdc")
 NAME = TableName("public", "t")

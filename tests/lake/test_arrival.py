@@ -20,7 +20,6 @@ import pytest
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import NotReached
 from pgcdc_assets.lake.lake import Lake
 from pgcdc_assets.log.content import StagedSegments
@@ -30,6 +29,7 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import LocalStore
+from pgcdc_assets.structure.record import TableState
 from tests.deltatables import publish_at
 from tests.lake.onetable import T
 from tests.log.streams import START, WHO, frames_of, writer_of

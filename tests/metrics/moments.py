@@ -20,7 +20,6 @@ from pgcdc_assets.checks.report import Proof
 from pgcdc_assets.checks.status import Status
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.flow.meter import RunCounts
 from pgcdc_assets.flow.outcomes import Failure, Outcome
 from pgcdc_assets.log.receive.progressfile import Announcement
@@ -31,6 +30,7 @@ from pgcdc_assets.metrics.readings import LakeReading, Part, SourceReading
 from pgcdc_assets.points.points import Point
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.slot.slot import Decoded, SlotStatus
+from pgcdc_assets.structure.record import TableState
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 T, U = TableName("public", "t"), TableName("public", "u")

@@ -24,12 +24,12 @@ from pgcdc_assets.cli.main import pgcdc
 from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.errors import SourceUnavailable
 from pgcdc_assets.metrics import families, readings
 from pgcdc_assets.metrics.families import FAMILIES
 from pgcdc_assets.metrics.readings import LakeReader, Part
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.structure.record import TableState
 from tests.lake.lakes import written_tables
 from tests.metrics.moments import (
     ALARMS,

@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.log.receive.progressfile import Announcement
 from pgcdc_assets.metrics.movement import Lags, Movement, StageLag
 from pgcdc_assets.metrics.readings import LakeReading, SourceReading
+from pgcdc_assets.structure.record import TableState
 from tests.metrics.moments import NOW, T, lake, source
 
 

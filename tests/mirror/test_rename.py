@@ -15,7 +15,6 @@ from pgcdc_assets.core.catalog import Column
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.commit import FileChange, commit_change
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.errors import LakeError, MachineError
@@ -25,6 +24,7 @@ from pgcdc_assets.mirror.delta.removal import remove_lake
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import LocalStore, path_of
+from pgcdc_assets.structure.record import TableState
 from tests.deltatables import commit, live_files, opened
 from tests.flow.mirrors import delta_target
 from tests.memorystore import lake_in_memory

@@ -23,7 +23,6 @@ from pgcdc_assets.core.formats import FORMAT_PROPERTY
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.errors import LakeError, UnknownFormat
 from pgcdc_assets.lake.lake import Lake
@@ -33,6 +32,7 @@ from pgcdc_assets.points.ledger import Merging
 from pgcdc_assets.points.points import SCHEMA, ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store.local import path_of
+from pgcdc_assets.structure.record import TableState
 from tests.deltatables import commit, publish_at
 
 A, B = TableName("public", "a"), TableName('Odd "Schema"', "b.c, d")

@@ -19,7 +19,6 @@ from pgcdc_assets.checks.report import TableReport, keep_proofs, read_proofs
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.delta.recovery import recover
@@ -51,6 +50,7 @@ from pgcdc_assets.protocol.messages import Relation
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.chainlease import Chain, Link
 from pgcdc_assets.store.local import path_of
+from pgcdc_assets.structure.record import TableState
 from tests.defs.catalogs import catalog_of
 from tests.delta.rows import OWNER, SCHEMA, Rows
 from tests.deltatables import opened, publish_at

@@ -11,14 +11,13 @@ import psycopg
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.source.catalog.pgclass import without_rows
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.publications import OwnPublication
 from pgcdc_assets.structure.differences import changes
-from pgcdc_assets.structure.record import TableRecord
+from pgcdc_assets.structure.record import TableRecord, TableState
 from pgcdc_assets.structure.verdict import AfterRows, Recopy, Reshape, Rules, SetAside, Stay, Verdict, verdict
 from tests.fix_postgres import Database
 

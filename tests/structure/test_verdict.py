@@ -10,9 +10,8 @@ import pytest
 from pgcdc_assets.core.catalog import Column, Lineage, PgType, Table
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.structure.differences import changes
-from pgcdc_assets.structure.record import Strange, TableRecord, UnreadRows
+from pgcdc_assets.structure.record import Strange, TableRecord, TableState, UnreadRows
 from pgcdc_assets.structure.verdict import AfterRows, Later, Recopy, Reshape, Rules, SetAside, Stay, Verdict, verdict
 from tests.structure.marked import leaf, marks, parsed, remarked
 

@@ -13,12 +13,12 @@ from typing import LiteralString
 
 from pgcdc_assets.checks.status import Status, status
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.lake.lake import Lake
 from pgcdc_assets.lake.point import LakeAt
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.structure.record import TableState
 from tests.deltatables import by_delta_rs
 from tests.history.structure.chronicle import Chronicle, Contents, Tables
 from tests.oracle import RAW, written

@@ -23,7 +23,6 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.core.states import TableState
 from pgcdc_assets.demo.server import USER, EmbeddedServer
 from pgcdc_assets.errors import EmptyPublication, RightLacking, SetupRefused
 from pgcdc_assets.flow.decide import Bounds
@@ -35,6 +34,7 @@ from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.setup.setup import publication_names, setup
+from pgcdc_assets.structure.record import TableState
 from tests.fix_postgres import fresh_database
 from tests.history.structure import source
 from tests.history.structure.changes import ALL_KINDS, granted
