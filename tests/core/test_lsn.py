@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcdc_assets.core.lsn import Lsn, LsnRange, merged
-from pgcdc_assets.core.positions import DELAYS_UNTIL_FLUSHED, Endpos, ReportedPositions
+from pgcdc_assets.core.lsn import DELAYS_UNTIL_FLUSHED, Endpos, Lsn, LsnRange, ReportedPositions, merged
 from pgcdc_assets.errors import BadRange, RangeGap
 
 

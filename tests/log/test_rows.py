@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.core.layout import Location
-from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.core.positions import ReportedPositions
+from pgcdc_assets.core.lsn import ZERO, Lsn, ReportedPositions
 from pgcdc_assets.core.settingvalues import PrefixPatterns
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.batch import Committed, PendingBatch, PendingFrames

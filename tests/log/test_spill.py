@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.core.catalog import Identity
 from pgcdc_assets.core.layout import Layout, Location
-from pgcdc_assets.core.lsn import Lsn, LsnRange
-from pgcdc_assets.core.positions import Endpos
+from pgcdc_assets.core.lsn import Endpos, Lsn, LsnRange
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.batch import BatchWriter, PendingBatch
 from pgcdc_assets.log.commitfacts import CommitFacts

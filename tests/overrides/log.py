@@ -70,7 +70,7 @@ def _reported_positions_fall(_original: Original) -> Any:
     return replaced
 
 
-override("reported_positions_fall", "pgcdc_assets.core.positions:ReportedPositions.durable",
+override("reported_positions_fall", "pgcdc_assets.core.lsn:ReportedPositions.durable",
     _reported_positions_fall,
     rule="no position that is reported to the server is lower than before",
     test="tests/core/test_lsn.py::test_reported_positions_never_fall")  # fmt: skip

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.positions import ReportedPositions
+from pgcdc_assets.core.lsn import ReportedPositions
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingBatch
 from pgcdc_assets.log.content import InProgressContent
 from pgcdc_assets.log.receive.blocks import Block, Dropped

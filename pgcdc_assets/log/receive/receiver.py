@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import psycopg
 
-from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.positions import Endpos, ReportedPositions
+from pgcdc_assets.core.lsn import Endpos, Lsn, ReportedPositions
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.extent import Extent
 from pgcdc_assets.log.framerun import HEADER, FrameRun

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.core.positions import Endpos
+from pgcdc_assets.core.lsn import ZERO, Endpos, Lsn
 from pgcdc_assets.log.framerun import IS_CONTROL, FrameRun
 from pgcdc_assets.log.receive.messagefilter import MessageFilter
 from pgcdc_assets.log.receive.relationfacts import Describe, described
