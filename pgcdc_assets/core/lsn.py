@@ -1,5 +1,5 @@
-"""WAL positions, and ranges of WAL. Also the rules for the positions of the receiver: the LSN at which it must stop, and
-the LSNs that it reports to the server."""
+"""WAL positions, and ranges of WAL. Also the receiver's positions: the LSN at which it must stop, and the LSNs that it
+reports to the server."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from pgcdc_assets.defs.replication import Replication
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.flow import lock
 from pgcdc_assets.project import load_catalog
-from pgcdc_assets.store.processname import ProcessName
+from pgcdc_assets.store.lease import ProcessName
 
 PROCESS_TAG = "pgcdc/process"
 WAITING = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING]

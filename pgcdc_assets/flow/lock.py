@@ -29,7 +29,7 @@ from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.errors import LockHeld, MachineError
 from pgcdc_assets.store import lease, storage
 from pgcdc_assets.store.base import Lease
-from pgcdc_assets.store.processname import ProcessName
+from pgcdc_assets.store.lease import ProcessName
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.flow.lock import sole
 from pgcdc_assets.store import lease, storage
 from pgcdc_assets.store.base import Lease
-from pgcdc_assets.store.processname import ProcessName
+from pgcdc_assets.store.lease import ProcessName
 
 
 @dataclass(frozen=True)

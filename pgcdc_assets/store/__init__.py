@@ -9,8 +9,7 @@ base        the interface of a store, and what each store must guarantee
 local       the store for a lake in a folder of this machine
 objects     the store for a lake in an object store: S3, Azure, Google Cloud
 scratch     drafts: files on this machine's disk that are not finished, or not yet in their store
-lease       leases, which only one process holds at a time; on a file system, a locked file
+lease       leases, which only one process holds at a time (on a file system, a locked file); names of processes
 chainlease  leases in an object store: a chain of numbered files
-processname names of processes, unique over all hosts, and whether a named process is alive
 localfiles  files that survive a power cut, and folders that only their owner may enter
 """

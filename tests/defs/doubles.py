@@ -21,7 +21,7 @@ from pgcdc_assets.flow.maintenance import Allowance, MaintenanceReport
 from pgcdc_assets.flow.reports import MessagesReport, Observer, RangeReport, SyncReport, TableTurn
 from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.store.processname import ProcessName
+from pgcdc_assets.store.lease import ProcessName
 from tests.defs.catalogs import NAMES
 
 QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}

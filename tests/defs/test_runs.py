@@ -21,7 +21,7 @@ from pgcdc_assets.defs import runs
 from pgcdc_assets.defs.keys import Names
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.store import chainlease, storage
-from pgcdc_assets.store.processname import ProcessName
+from pgcdc_assets.store.lease import ProcessName
 from tests.defs.catalogs import NAMES
 from tests.defs.doubles import dead_mark
 

@@ -43,7 +43,7 @@ from pgcdc_assets.mirror.target import CopyReport
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.project import LOCATION, load_catalog, save_catalog
 from pgcdc_assets.settings import Settings
-from pgcdc_assets.store.processname import ProcessName
+from pgcdc_assets.store.lease import ProcessName
 from pgcdc_assets.structure.record import TableState
 from tests.defs.catalogs import NAMES, catalog_of
 from tests.defs.doubles import QUIET, Script, report_of, resources, span

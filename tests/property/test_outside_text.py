@@ -27,7 +27,7 @@ from pgcdc_assets.protocol.decode import decode, decode_any
 from pgcdc_assets.protocol.frames import keepalive, keepalive_frame
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.tables import TablePatterns
-from pgcdc_assets.store.processname import ProcessName
+from pgcdc_assets.store.lease import ProcessName
 from tests.property.damage import damaged, damaged_json, otherwise
 from tests.protocol.examples import EXAMPLES
 

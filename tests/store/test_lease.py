@@ -21,7 +21,7 @@ import pytest
 from pgcdc_assets.core.layout import Location
 from pgcdc_assets.errors import LeaseLost
 from pgcdc_assets.store import chainlease, lease, storage
-from pgcdc_assets.store.processname import ProcessName
+from pgcdc_assets.store.lease import ProcessName
 from tests.waiting import wait_for
 
 HOLDER = """
@@ -198,7 +198,7 @@ def test_process_that_takes_over_an_expired_lease_gets_a_leader_number(
 
 # A process has a unique name ------------------------------------------------------------------------
 
-NAME_AND_WAIT = "from pgcdc_assets.store.processname import ProcessName; print(ProcessName.own(), flush=True); input()"
+NAME_AND_WAIT = "from pgcdc_assets.store.lease import ProcessName; print(ProcessName.own(), flush=True); input()"
 
 
 def test_a_process_knows_its_own_name() -> None:
