@@ -46,7 +46,7 @@ from pgcdc_assets.flow import lock
 from pgcdc_assets.flow.outcomes import Outcome
 from pgcdc_assets.flow.ownlake import refuse_other_lake
 from pgcdc_assets.flow.requests import UNNAMED_SECONDS, VerifyRequest, verify_request
-from pgcdc_assets.log.receive.progressfile import Announcement, announced
+from pgcdc_assets.log.announcements import Announcement, announced
 from pgcdc_assets.log.spill import PreparedFolder
 from pgcdc_assets.log.transactions import PreparedTransaction
 from pgcdc_assets.project import load_catalog

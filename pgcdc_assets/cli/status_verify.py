@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.checks.report import TableReport, VerifyReport
     from pgcdc_assets.checks.status import Status
     from pgcdc_assets.flow.boundary import SyncTo
-    from pgcdc_assets.log.receive.progressfile import Announcement
+    from pgcdc_assets.log.announcements import Announcement
 
 _LSN_WIDTH = 17
 """Characters of the longest LSN, ``FFFFFFFF/FFFFFFFF``."""

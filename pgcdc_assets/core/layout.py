@@ -152,7 +152,7 @@ class Layout:
 
     @property
     def extent(self) -> Location:
-        """The file with the LSN up to which the log is complete; see :mod:`pgcdc_assets.log.extent`."""
+        """The file with the LSN up to which the log is complete; see :mod:`pgcdc_assets.log.announcements`."""
         return self.own / "extent"
 
     @property

@@ -9,7 +9,7 @@ from pgcdc_assets.core.catalog import relations_of
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import NotReached, SetupNeeded
-from pgcdc_assets.log.extent import complete_to
+from pgcdc_assets.log.announcements import complete_to
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import TableStates

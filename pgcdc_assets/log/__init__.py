@@ -17,7 +17,7 @@ batch         batches: the smallest durable pieces of the log
 commit        Delta commits to the log; also repairs the log, and makes commits of an earlier writer fail
 summary       the summary row of a batch, and the check of the batch's rows against this summary
 reader        position, batches, segments
-extent        a note of the LSN, above the log's recorded position, up to which the log is complete
+announcements what the receiver shows to other processes: transactions in progress, and up to where the log is complete
 span          batches, relation shapes and row counts of one span of LSNs
 upkeep        compaction and retention
 """

@@ -153,8 +153,8 @@ def _taken(file: IO[str]) -> bool:
 
 @dataclass(frozen=True)
 class ProcessName:
-    """The name of a process, unique over all hosts and times. A host name and a pid are not unique: pids in each container
-    count from 1, and two containers may have the same host name."""
+    """The name of a process, unique over all hosts and times. A host name and a pid are not unique: pids in each
+    container count from 1, and two containers may have the same host name."""
 
     host: str
     """The host's name, for people."""

@@ -20,7 +20,7 @@ from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LakeError, NotReached, UnknownTable, UsageError
 from pgcdc_assets.lake.tableat import RowHistory, with_messages
-from pgcdc_assets.log.extent import Extent
+from pgcdc_assets.log.announcements import Extent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store import storage

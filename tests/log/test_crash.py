@@ -21,10 +21,10 @@ import pytest
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import MachineError, SourceUnavailable
+from pgcdc_assets.log import announcements
+from pgcdc_assets.log.announcements import Announcement, Announcer, announced
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive import progressfile
 from pgcdc_assets.log.receive.messages import ReceiverSettings
-from pgcdc_assets.log.receive.progressfile import Announcement, Announcer, announced
 from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.log.transactions import TransactionsInProgress
 from pgcdc_assets.protocol.messages import StreamStart
@@ -306,7 +306,7 @@ def test_announcement_of_a_receiver_that_has_ended_is_ignored(source: Source, wa
 
 
 def test_incomplete_announcement_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressfile, "_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(announcements, "_PAUSE_SECONDS", 0)
     line = SAID.to_line()
     assert Announcement.from_line(line) == SAID
     layout = Layout.of(tmp_path)
@@ -326,7 +326,7 @@ def test_receiver_continues_if_its_announcement_cannot_be_written(
 ) -> None:
     """Two causes: the disk is full, or an earlier receiver, which has just ended, still holds the announcement's
     file."""
-    monkeypatch.setattr(progressfile, "ANNOUNCE_SECONDS", 0)
+    monkeypatch.setattr(announcements, "ANNOUNCE_SECONDS", 0)
     layout, open_ = Layout.of(tmp_path), TransactionsInProgress()
     open_.start(StreamStart(771, True), Lsn(8), 0.0)
     here = Announcer(layout)

@@ -22,7 +22,7 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.meter import RunCounts
 from pgcdc_assets.flow.outcomes import Failure, Outcome
-from pgcdc_assets.log.receive.progressfile import Announcement
+from pgcdc_assets.log.announcements import Announcement
 from pgcdc_assets.log.transactions import PreparedKey, PreparedTransaction
 from pgcdc_assets.metrics.families import Metrics
 from pgcdc_assets.metrics.movement import Movement

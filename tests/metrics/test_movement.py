@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.log.receive.progressfile import Announcement
+from pgcdc_assets.log.announcements import Announcement
 from pgcdc_assets.metrics.movement import Lags, Movement, StageLag
 from pgcdc_assets.metrics.readings import LakeReading, SourceReading
 from pgcdc_assets.structure.record import TableState

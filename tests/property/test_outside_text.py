@@ -21,7 +21,7 @@ from pgcdc_assets.core.settingvalues import PrefixPatterns
 from pgcdc_assets.defs.demand import Cursor
 from pgcdc_assets.errors import PgcdcError, ProtocolError, SettingsError
 from pgcdc_assets.feed.messages import _decoded
-from pgcdc_assets.log.receive.progressfile import Announcement
+from pgcdc_assets.log.announcements import Announcement
 from pgcdc_assets.log.segment import LOG_SCHEMA
 from pgcdc_assets.protocol.decode import decode, decode_any
 from pgcdc_assets.protocol.frames import keepalive, keepalive_frame

@@ -14,5 +14,4 @@ resendcheck        checks that transactions that the server sends again match th
 blocks             transactions in progress, which the server sends in blocks
 relationfacts      reads the catalog's facts about relations
 batches            keeps the pending content, decides when to cut a batch, runs the writing thread
-progressfile       shows transactions in progress to `pgcdc status`
 """

@@ -15,14 +15,13 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import SourceFailed
+from pgcdc_assets.log.announcements import Announcer, Extent
 from pgcdc_assets.log.batch import BatchWriter
-from pgcdc_assets.log.extent import Extent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.log.receive.intake import StreamUnsure
 from pgcdc_assets.log.receive.messagefilter import MessageFilter
 from pgcdc_assets.log.receive.messages import FALLBACK_SECONDS, Event, EventName, Order, OrderName, ReceiverSettings
-from pgcdc_assets.log.receive.progressfile import Announcer
 from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.log.receive.resendcheck import ResendCheck
 from pgcdc_assets.log.relations import Relations
