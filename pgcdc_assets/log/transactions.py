@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
+
+from pgcdc_assets.core.arrays import Bools, Ints
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.framerun import IS_CHANGE, FrameRun
@@ -74,6 +77,24 @@ def origin_in(run: FrameRun) -> str | None:
     found = run.at(MessageKind.ORIGIN)
     message = run.message(int(found[-1])) if len(found) else None
     return message.name if isinstance(message, Origin) else None
+
+
+def within_transactions(run: FrameRun, before: OpenTransaction | None) -> Bools:
+    """Which frames are inside a transaction, from its Begin to the frame before its Commit."""
+    begun, ended = np.cumsum(run.kinds == MessageKind.BEGIN), np.cumsum(run.kinds == MessageKind.COMMIT)
+    inside: Bools = begun - ended + (before is not None) == 1
+    return inside
+
+
+def of_origin(run: FrameRun, before: OpenTransaction | None) -> Bools:
+    """Which frames are inside transactions that name an origin. The server sends the Origin message directly after the
+    Begin, before all changes."""
+    number: Ints = np.cumsum(run.kinds == MessageKind.BEGIN)
+    named: Ints = number[run.at(MessageKind.ORIGIN)]
+    if before is not None and before.origin is not None:
+        named = np.append(named, 0)
+    found: Bools = np.isin(number, named) & within_transactions(run, before)
+    return found
 
 
 @dataclass

@@ -21,7 +21,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.log.commitfacts import CommitFacts
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.resendcheck import ResendCheck
+from pgcdc_assets.log.receive.wholetransactions import ResendCheck
 from pgcdc_assets.log.segment import FILLED_SCHEMA, read_rows, read_slices
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.upkeep import compact, forget

@@ -6,7 +6,7 @@ import pytest
 
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.log.reader import ChangeLog
-from pgcdc_assets.log.receive.resendcheck import ResendCheck
+from pgcdc_assets.log.receive.wholetransactions import ResendCheck
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import LogicalMessage
 from tests.log.conftest import Source, rows

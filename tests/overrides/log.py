@@ -185,7 +185,7 @@ override("timelines_are_ignored", "pgcdc_assets.source.stream.subscribe:_check_t
     lambda _: lambda stream, now, log_timeline, end: None,
     rule="a promoted standby is followed only if the log ends below the LSN of the promotion",
     test="tests/log/test_subscribe.py::test_promoted_standby_is_refused_for_a_lake_above_the_fork[log]")  # fmt: skip
-override("restored_source_is_followed", "pgcdc_assets.log.receive.resendcheck:ResendCheck._fail",
+override("restored_source_is_followed", "pgcdc_assets.log.receive.wholetransactions:ResendCheck._fail",
     lambda _: lambda self, lsn: None,
     rule="a source that was restored, and then wrote WAL above the log's end, is refused",
     test="tests/log/test_slot_truths.py::test_restored_source_is_noticed_by_a_transaction_the_log_lacks")  # fmt: skip

@@ -9,8 +9,7 @@ connections        opens one connection after another; reads orders
 receiver           the receive loop of one connection
 intake             decides which frames are added to the log, and moves the positions
 messagefilter      drops the frames that the settings exclude
-wholetransactions  transactions that the server sends in one piece, and the stream's positions
-resendcheck        checks that transactions that the server sends again match the log
+wholetransactions  transactions that the server sends in one piece, or sends again, and the stream's positions
 blocks             transactions in progress, which the server sends in blocks
 relationfacts      reads the catalog's facts about relations
 batches            keeps the pending content, decides when to cut a batch, runs the writing thread

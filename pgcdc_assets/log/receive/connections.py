@@ -23,7 +23,7 @@ from pgcdc_assets.log.receive.intake import StreamUnsure
 from pgcdc_assets.log.receive.messagefilter import MessageFilter
 from pgcdc_assets.log.receive.messages import FALLBACK_SECONDS, Event, EventName, Order, OrderName, ReceiverSettings
 from pgcdc_assets.log.receive.receiver import Receiver
-from pgcdc_assets.log.receive.resendcheck import ResendCheck
+from pgcdc_assets.log.receive.wholetransactions import ResendCheck
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.spill import PreparedFolder
 from pgcdc_assets.log.transactions import PreparedTransactions

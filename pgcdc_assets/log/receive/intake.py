@@ -16,8 +16,7 @@ from pgcdc_assets.log.framerun import FrameRun
 from pgcdc_assets.log.receive.blocks import Block, Blocks, Dropped
 from pgcdc_assets.log.receive.messagefilter import MessageFilter
 from pgcdc_assets.log.receive.relationfacts import Describe, facts_of
-from pgcdc_assets.log.receive.resendcheck import ResendCheck
-from pgcdc_assets.log.receive.wholetransactions import StreamPositions, Taken, WholeTransactions
+from pgcdc_assets.log.receive.wholetransactions import ResendCheck, StreamPositions, Taken, WholeTransactions
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.rows import ABSENT
 from pgcdc_assets.log.streamed import StreamPlace, commit_frame, located

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pgcdc_assets.core.arrays import Bools, Ints
+from pgcdc_assets.core.arrays import Bools
 from pgcdc_assets.core.encoding import UTF8, Encoding
 from pgcdc_assets.core.settingvalues import PrefixPatterns
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.log.framerun import HEADER, IS_CHANGE, FrameRun
-from pgcdc_assets.log.transactions import OpenTransaction
+from pgcdc_assets.log.transactions import OpenTransaction, of_origin
 from pgcdc_assets.protocol.layouts import MessageKind
 
 _PREFIX_AT = HEADER + 1 + 1 + 8
@@ -75,21 +74,3 @@ class MessageFilter:
         if end < 0:
             raise ProtocolError("the prefix of a logical message does not end with a zero byte", lsn=run.lsn(index))
         return bytes(run.raw[start:end])
-
-
-def within_transactions(run: FrameRun, before: OpenTransaction | None) -> NDArray[np.bool_]:
-    """Which frames are inside a transaction, from its Begin to the frame before its Commit."""
-    begun, ended = np.cumsum(run.kinds == MessageKind.BEGIN), np.cumsum(run.kinds == MessageKind.COMMIT)
-    inside: NDArray[np.bool_] = begun - ended + (before is not None) == 1
-    return inside
-
-
-def of_origin(run: FrameRun, before: OpenTransaction | None) -> NDArray[np.bool_]:
-    """Which frames are inside transactions that name an origin. The server sends the Origin message directly after the
-    Begin, before all changes."""
-    number: Ints = np.cumsum(run.kinds == MessageKind.BEGIN)
-    named: Ints = number[run.at(MessageKind.ORIGIN)]
-    if before is not None and before.origin is not None:
-        named = np.append(named, 0)
-    found: NDArray[np.bool_] = np.isin(number, named) & within_transactions(run, before)
-    return found

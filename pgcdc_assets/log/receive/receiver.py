@@ -23,7 +23,7 @@ from pgcdc_assets.log.receive.intake import Intake
 from pgcdc_assets.log.receive.messagefilter import MessageFilter
 from pgcdc_assets.log.receive.messages import Event, EventName
 from pgcdc_assets.log.receive.relationfacts import CatalogFacts, WaitEnded, knows_origins
-from pgcdc_assets.log.receive.resendcheck import ResendCheck
+from pgcdc_assets.log.receive.wholetransactions import ResendCheck
 from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.transactions import PreparedTransactions, TransactionsInProgress
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
