@@ -94,11 +94,53 @@ def checkpoint_name(version: int) -> str:
     return f"{version:020}.checkpoint.parquet"
 
 
+class _Own:
+    """A file or folder in the folder :attr:`Layout.own`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layout: Layout, owner: type[Layout]) -> Location:
+        return layout.own / self._name
+
+
 @dataclass(frozen=True)
 class Layout:
     """The locations of the files and folders under the lake's root. This class creates nothing."""
 
     root: Location
+
+    change_log = _Own("change_log")
+    consistent_points = _Own("consistent_points")
+    table_states = _Own("table_states")
+    untaken_rows = _Own("untaken_rows")
+    messages = _Own("messages")
+    """The feed (a Delta table) of the logical messages that the setting ``messages`` names."""
+    staging = _Own("copy")
+    """The folder for change feeds that cannot be read. A run moves them here, and maintenance deletes them."""
+    lock = _Own("lock")
+    in_progress = _Own("in_progress")
+    """The file in which the receiver announces transactions in progress."""
+    extent = _Own("extent")
+    """The file with the LSN up to which the log is complete; see :mod:`pgcdc_assets.log.announcements`."""
+    outcomes = _Own("outcomes.json")
+    """The file that records how the last run of each operation ended."""
+    counts = _Own("counts.json")
+    """The file in which runs count rows, bytes and seconds, for ``pgcdc metrics``."""
+    proofs = _Own("proofs.json")
+    """The file that records when and at which LSN ``verify`` last compared each table, with the result."""
+    registered = _Own("registered.json")
+    """The file that records which mirrors are registered in a catalog of a query engine."""
+    hold = _Own("hold")
+    """The file in which a running ``verify`` asks the sync to publish a consistent point at the LSN that it
+    compares."""
+    endpos = _Own("endpos")
+    """The file with the LSN at which follow mode ends; see :mod:`pgcdc_assets.flow.requests`."""
+    apply_paused = _Own("apply_paused")
+    """The file that exists while runs do not apply changes to mirrors, because a user has paused this."""
+    waiting = _Own("waiting")
+    """The lease of a command that waits until a running sync passes on the lake's lock; see
+    :mod:`pgcdc_assets.flow.lock`."""
 
     @classmethod
     def of(cls, root: str | PathLike[str] | Location) -> Self:
@@ -110,92 +152,10 @@ class Layout:
         return self.root / OWN
 
     @property
-    def change_log(self) -> Location:
-        return self.own / "change_log"
-
-    @property
-    def consistent_points(self) -> Location:
-        return self.own / "consistent_points"
-
-    @property
-    def table_states(self) -> Location:
-        return self.own / "table_states"
-
-    @property
-    def untaken_rows(self) -> Location:
-        return self.own / "untaken_rows"
-
-    @property
     def ledgers(self) -> tuple[Location, ...]:
         """The folders of the ledgers, which are small Delta tables for facts about mirrors
         (:mod:`pgcdc_assets.points`)."""
         return self.table_states, self.consistent_points, self.untaken_rows
-
-    @property
-    def messages(self) -> Location:
-        """The feed (a Delta table) of the logical messages that the setting ``messages`` names."""
-        return self.own / "messages"
-
-    @property
-    def staging(self) -> Location:
-        """The folder for change feeds that cannot be read. A run moves them here, and maintenance deletes them."""
-        return self.own / "copy"
-
-    @property
-    def lock(self) -> Location:
-        return self.own / "lock"
-
-    @property
-    def in_progress(self) -> Location:
-        """The file in which the receiver announces transactions in progress."""
-        return self.own / "in_progress"
-
-    @property
-    def extent(self) -> Location:
-        """The file with the LSN up to which the log is complete; see :mod:`pgcdc_assets.log.announcements`."""
-        return self.own / "extent"
-
-    @property
-    def outcomes(self) -> Location:
-        """The file that records how the last run of each operation ended."""
-        return self.own / "outcomes.json"
-
-    @property
-    def counts(self) -> Location:
-        """The file in which runs count rows, bytes and seconds, for ``pgcdc metrics``."""
-        return self.own / "counts.json"
-
-    @property
-    def proofs(self) -> Location:
-        """The file that records when and at which LSN ``verify`` last compared each table, with the result."""
-        return self.own / "proofs.json"
-
-    @property
-    def registered(self) -> Location:
-        """The file that records which mirrors are registered in a catalog of a query engine."""
-        return self.own / "registered.json"
-
-    @property
-    def hold(self) -> Location:
-        """The file in which a running ``verify`` asks the sync to publish a consistent point at the LSN that it
-        compares."""
-        return self.own / "hold"
-
-    @property
-    def endpos(self) -> Location:
-        """The file with the LSN at which follow mode ends; see :mod:`pgcdc_assets.flow.requests`."""
-        return self.own / "endpos"
-
-    @property
-    def apply_paused(self) -> Location:
-        """The file that exists while runs do not apply changes to mirrors, because a user has paused this."""
-        return self.own / "apply_paused"
-
-    @property
-    def waiting(self) -> Location:
-        """The lease of a command that waits until a running sync passes on the lake's lock; see
-        :mod:`pgcdc_assets.flow.lock`."""
-        return self.own / "waiting"
 
     def mirror(self, table: TableName) -> Location:
         return self.root / table.folder
