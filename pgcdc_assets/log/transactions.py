@@ -24,7 +24,6 @@ from pgcdc_assets.protocol.messages import (
     RollbackPrepared,
     StreamAbort,
     StreamCommit,
-    StreamPrepare,
     StreamStart,
 )
 
@@ -204,7 +203,7 @@ class TransactionsInProgress:
         transaction.ambiguous |= transaction.messages > 0
         return None
 
-    def end(self, message: StreamCommit | StreamPrepare | Prepare, lsn: Lsn) -> StreamedTransaction:
+    def end(self, message: StreamCommit | Prepare, lsn: Lsn) -> StreamedTransaction:
         """Remove and return a transaction that is now complete. Raises ProtocolError if no block of it has arrived."""
         transaction = self._open.pop(message.xid, None)
         if transaction is None:

@@ -20,7 +20,7 @@ from pgcdc_assets.core.encoding import UTF8
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import layouts
-from pgcdc_assets.protocol.layouts import EPOCH, MessageKind, WireLayout
+from pgcdc_assets.protocol.layouts import MessageKind, WireLayout
 from pgcdc_assets.protocol.messages import (
     UNCHANGED,
     AnyMessage,
@@ -110,7 +110,8 @@ class MessageReader:
         return piece
 
     def fields(self, layout: WireLayout) -> tuple[Any, ...]:
-        return self.unpacked(layout.struct)
+        numbers = self.unpacked(layout.struct)
+        return tuple(field.value(number) for field, number in zip(layout.fields.values(), numbers, strict=True))
 
     def unpacked(self, struct: Struct) -> tuple[Any, ...]:
         return struct.unpack(self.take(struct.size))
@@ -149,18 +150,18 @@ class MessageReader:
         return flags
 
 
-def _begin(reader: MessageReader) -> Begin:
-    final_lsn, commit_ts, xid = reader.fields(layouts.BEGIN)
-    return Begin(Lsn(final_lsn), commit_ts + EPOCH, xid)
+def _fixed(
+    make: Callable[..., MessageT], layout: WireLayout, *, text: bool = False
+) -> Callable[[MessageReader], MessageT]:  # fmt: skip
+    """Makes the function that decodes a message with the fields of ``layout`` and, with ``text``, a string after them.
+    No flag is defined for these messages, so no flag may be set."""
 
+    def read(reader: MessageReader) -> MessageT:
+        values = reader.fields(layout)
+        reader.known(dict(zip(layout.fields, values, strict=True)).get("flags", 0), 0)
+        return make(*values, *([reader.string()] if text else ()))
 
-def _commit(reader: MessageReader) -> Commit:
-    flags, commit_lsn, end_lsn, commit_ts = reader.fields(layouts.COMMIT)
-    return Commit(reader.known(flags, 0), Lsn(commit_lsn), Lsn(end_lsn), commit_ts + EPOCH)
-
-
-def _origin(reader: MessageReader) -> Origin:
-    return Origin(Lsn(*reader.fields(layouts.ORIGIN)), reader.string())
+    return read
 
 
 def _relation(reader: MessageReader) -> Relation:
@@ -228,17 +229,13 @@ def _message(reader: MessageReader) -> LogicalMessage:
     flags, lsn = reader.fields(layouts.MESSAGE)
     reader.known(flags, 1)
     prefix = reader.string()
-    return LogicalMessage(bool(flags), Lsn(lsn), prefix, reader.take(reader.number(_U32)))
-
-
-def _stream_abort(reader: MessageReader) -> StreamAbort:
-    return StreamAbort(*reader.fields(layouts.STREAM_ABORT))
+    return LogicalMessage(bool(flags), lsn, prefix, reader.take(reader.number(_U32)))
 
 
 _VERSION_1: Final[Mapping[int, Callable[[MessageReader], Message]]] = {
-    MessageKind.BEGIN: _begin,
-    MessageKind.COMMIT: _commit,
-    MessageKind.ORIGIN: _origin,
+    MessageKind.BEGIN: _fixed(Begin, layouts.BEGIN),
+    MessageKind.COMMIT: _fixed(Commit, layouts.COMMIT),
+    MessageKind.ORIGIN: _fixed(Origin, layouts.ORIGIN, text=True),
     MessageKind.RELATION: _relation,
     MessageKind.TYPE: _type,
     MessageKind.INSERT: _insert,
@@ -246,7 +243,7 @@ _VERSION_1: Final[Mapping[int, Callable[[MessageReader], Message]]] = {
     MessageKind.DELETE: _delete,
     MessageKind.TRUNCATE: _truncate,
     MessageKind.MESSAGE: _message,
-    MessageKind.STREAM_ABORT: _stream_abort,
+    MessageKind.STREAM_ABORT: _fixed(StreamAbort, layouts.STREAM_ABORT),
 }
 
 
@@ -255,59 +252,15 @@ def _stream_start(reader: MessageReader) -> StreamStart:
     return StreamStart(xid, bool(reader.known(first, 1)))
 
 
-def _stream_stop(reader: MessageReader) -> StreamStop:
-    return StreamStop()
-
-
-def _stream_commit(reader: MessageReader) -> StreamCommit:
-    xid, flags, commit_lsn, end_lsn, commit_ts = reader.fields(layouts.STREAM_COMMIT)
-    return StreamCommit(xid, reader.known(flags, 0), Lsn(commit_lsn), Lsn(end_lsn), commit_ts + EPOCH)
-
-
-def _parallel_stream_abort(reader: MessageReader) -> StreamAbort:
-    xid, subxid, abort_lsn, abort_ts = reader.fields(layouts.PARALLEL_STREAM_ABORT)
-    return StreamAbort(xid, subxid, Lsn(abort_lsn), abort_ts + EPOCH)
-
-
-def _begin_prepare(reader: MessageReader) -> BeginPrepare:
-    prepare_lsn, end_lsn, prepare_ts, xid = reader.fields(layouts.BEGIN_PREPARE)
-    return BeginPrepare(Lsn(prepare_lsn), Lsn(end_lsn), prepare_ts + EPOCH, xid, reader.string())
-
-
-def _prepare(reader: MessageReader) -> Prepare:
-    flags, prepare_lsn, end_lsn, prepare_ts, xid = reader.fields(layouts.PREPARE)
-    reader.known(flags, 0)
-    return Prepare(flags, Lsn(prepare_lsn), Lsn(end_lsn), prepare_ts + EPOCH, xid, reader.string())
-
-
-def _stream_prepare(reader: MessageReader) -> StreamPrepare:
-    flags, prepare_lsn, end_lsn, prepare_ts, xid = reader.fields(layouts.PREPARE)
-    reader.known(flags, 0)
-    return StreamPrepare(flags, Lsn(prepare_lsn), Lsn(end_lsn), prepare_ts + EPOCH, xid, reader.string())
-
-
-def _commit_prepared(reader: MessageReader) -> CommitPrepared:
-    flags, commit_lsn, end_lsn, commit_ts, xid = reader.fields(layouts.COMMIT_PREPARED)
-    reader.known(flags, 0)
-    return CommitPrepared(flags, Lsn(commit_lsn), Lsn(end_lsn), commit_ts + EPOCH, xid, reader.string())
-
-
-def _rollback_prepared(reader: MessageReader) -> RollbackPrepared:
-    flags, prepare_end, rollback_end, prepare_ts, rollback_ts, xid = reader.fields(layouts.ROLLBACK_PREPARED)
-    reader.known(flags, 0)
-    times = prepare_ts + EPOCH, rollback_ts + EPOCH
-    return RollbackPrepared(flags, Lsn(prepare_end), Lsn(rollback_end), *times, xid, reader.string())
-
-
 _ALL: Final[Mapping[int, Callable[[MessageReader], AnyMessage]]] = {
     **_VERSION_1,
     MessageKind.STREAM_START: _stream_start,
-    MessageKind.STREAM_STOP: _stream_stop,
-    MessageKind.STREAM_COMMIT: _stream_commit,
-    MessageKind.BEGIN_PREPARE: _begin_prepare,
-    MessageKind.PREPARE: _prepare,
-    MessageKind.STREAM_PREPARE: _stream_prepare,
-    MessageKind.COMMIT_PREPARED: _commit_prepared,
-    MessageKind.ROLLBACK_PREPARED: _rollback_prepared,
+    MessageKind.STREAM_STOP: _fixed(StreamStop, WireLayout()),
+    MessageKind.STREAM_COMMIT: _fixed(StreamCommit, layouts.STREAM_COMMIT),
+    MessageKind.BEGIN_PREPARE: _fixed(BeginPrepare, layouts.BEGIN_PREPARE, text=True),
+    MessageKind.PREPARE: _fixed(Prepare, layouts.PREPARE, text=True),
+    MessageKind.STREAM_PREPARE: _fixed(StreamPrepare, layouts.PREPARE, text=True),
+    MessageKind.COMMIT_PREPARED: _fixed(CommitPrepared, layouts.COMMIT_PREPARED, text=True),
+    MessageKind.ROLLBACK_PREPARED: _fixed(RollbackPrepared, layouts.ROLLBACK_PREPARED, text=True),
 }
-_ALL_PARALLEL: Final = {**_ALL, MessageKind.STREAM_ABORT: _parallel_stream_abort}
+_ALL_PARALLEL: Final = {**_ALL, MessageKind.STREAM_ABORT: _fixed(StreamAbort, layouts.PARALLEL_STREAM_ABORT)}

@@ -41,11 +41,14 @@ option streaming is parallel:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+
+from pgcdc_assets.core.lsn import Lsn
 
 EPOCH: Final = 946_684_800_000_000
 """Microseconds from 1970-01-01 to 2000-01-01 UTC, where PostgreSQL's times begin."""
@@ -135,12 +138,18 @@ class Field(NamedTuple):
     dtype: str
     """The numpy dtype. LSNs are signed here, because numpy would convert sums of signed and unsigned integers to
     floats. No real LSN needs all 64 bits."""
+    value: Callable[[int], int] = int
+    """Converts the number in a message to the value in a decoded message."""
+
+
+def _since_1970(time: int) -> int:
+    return time + EPOCH
 
 
 U8 = Field("B", "u1")
 U32 = Field("I", ">u4")
-LSN = Field("Q", ">i8")
-TIME = Field("q", ">i8")
+LSN = Field("Q", ">i8", Lsn)
+TIME = Field("q", ">i8", _since_1970)
 
 
 class WireLayout:
@@ -149,6 +158,7 @@ class WireLayout:
     def __init__(self, **fields: Field) -> None:
         self.struct: Final = Struct("!" + "".join(field.code for field in fields.values()))
         """The fields without the kind."""
+        self.fields: Final = fields
         self.dtype: Final[np.dtype[Any]] = np.dtype([("kind", "u1"), *((name, f.dtype) for name, f in fields.items())])
 
     @property

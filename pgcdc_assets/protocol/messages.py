@@ -214,15 +214,8 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPrepare:
+class StreamPrepare(Prepare):
     """Like Prepare, for a transaction whose content was sent in blocks."""
-
-    flags: int
-    prepare_lsn: Lsn
-    end_lsn: Lsn
-    prepare_ts: int
-    xid: int
-    gid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +245,6 @@ class RollbackPrepared:
 
 
 StreamMessage = StreamStart | StreamStop | StreamCommit
-TwoPhaseMessage = BeginPrepare | Prepare | StreamPrepare | CommitPrepared | RollbackPrepared
+TwoPhaseMessage = BeginPrepare | Prepare | CommitPrepared | RollbackPrepared
 AnyMessage = Message | StreamMessage | TwoPhaseMessage
 """All messages of all versions."""

@@ -124,9 +124,9 @@ def message(of: AnyMessage) -> bytes:
             return b"A" + pack("!II", of.xid, of.subxid) + tail
         case BeginPrepare():
             return b"b" + pack("!QQqI", of.prepare_lsn, of.end_lsn, of.prepare_ts - EPOCH, of.xid) + string(of.gid)
-        case Prepare() | StreamPrepare():
+        case Prepare():
             fields = pack("!BQQqI", of.flags, of.prepare_lsn, of.end_lsn, of.prepare_ts - EPOCH, of.xid)
-            return (b"P" if isinstance(of, Prepare) else b"p") + fields + string(of.gid)
+            return (b"p" if isinstance(of, StreamPrepare) else b"P") + fields + string(of.gid)
         case CommitPrepared():
             fields = pack("!BQQqI", of.flags, of.commit_lsn, of.end_lsn, of.commit_ts - EPOCH, of.xid)
             return b"K" + fields + string(of.gid)

@@ -26,7 +26,6 @@ from pgcdc_assets.protocol.messages import (
     Relation,
     StreamAbort,
     StreamCommit,
-    StreamPrepare,
     StreamStart,
     Type,
 )
@@ -124,9 +123,7 @@ class Blocks:
         del self._overlays[gone.xid]
         return Dropped(gone.xid)
 
-    def end(
-        self, message: StreamCommit | StreamPrepare | Prepare, run: FrameRun, index: int
-    ) -> tuple[StreamedTransaction, Overlay]:
+    def end(self, message: StreamCommit | Prepare, run: FrameRun, index: int) -> tuple[StreamedTransaction, Overlay]:
         """Remove and return a transaction that has committed or is prepared, with its relations."""
         transaction = self.transactions.end(message, run.lsn(index))
         return transaction, self._overlays.pop(message.xid)

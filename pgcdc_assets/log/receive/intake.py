@@ -210,7 +210,7 @@ class Intake:
 
     # Two-phase commit: the content arrives at PREPARE, but its place in the log is the COMMIT PREPARED --
 
-    def _prepare(self, message: Prepare | StreamPrepare, run: FrameRun, index: int) -> Prepared | Dropped:
+    def _prepare(self, message: Prepare, run: FrameRun, index: int) -> Prepared | Dropped:
         """Handles a PREPARE. If the transaction is already known, drops its content, because the server sends the
         content again at each connect until the PREPARE is confirmed."""
         known = self._known(run.lsn(index))
