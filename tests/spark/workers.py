@@ -3,7 +3,7 @@ from __future__ import annotations
 WORKERS = {
     "feed.task", "feed.events", "feed.file", "feed.schema", "mirror.delta.applytask", "mirror.delta.rowlookup",
     "mirror.delta.keyindex", "mirror.delta.rowgroups", "mirror.delta.copytask", "mirror.delta.compaction",
-    "mirror.delta.projection", "delta.vectors",
+    "mirror.delta.reshape", "delta.vectors",
     "spark.attempt",
 }  # fmt: skip
 """Modules that Spark's Python workers import for each job. They import neither Spark nor psycopg, even indirectly."""

@@ -10,7 +10,7 @@ apply       applies the feeds of a turn; repairs         tableplan     one table
 applytask   divides an apply into units, and what one Spark task does with them
 rowlookup   finds the rows of changed keys               keyindex      which rows have a wanted key
 rowgroups   reads a mirror's files
-reshape     changes the structure or the name            projection    the Spark task of a change of structure
+reshape     changes the structure, and what one Spark task of such a change does
 durability  makes versions durable; finds row changes by other writers
 compaction  rewrites small files, and files with many deleted rows
 removal     keeps the versions that points name readable, deletes what only other versions need; deletes the lake

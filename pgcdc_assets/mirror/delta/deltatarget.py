@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.delta.definition import commit_columns
+from pgcdc_assets.delta.definition import commit_columns, continue_table
 from pgcdc_assets.delta.sweep import remove_table
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
@@ -23,13 +24,14 @@ from pgcdc_assets.mirror.delta.apply import apply_tables, repair_table
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction, optimize, worth_optimizing
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.delta.durability import DurableVersions
-from pgcdc_assets.mirror.delta.mirror import Mirrors
-from pgcdc_assets.mirror.delta.mirrorschema import Commented, refusal
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, Mirrors, create_mirror, structured
+from pgcdc_assets.mirror.delta.mirrorschema import Commented, MirrorSchema, refusal
 from pgcdc_assets.mirror.delta.removal import keep_promised, keep_readable, unchanged_since, unneeded_parts
-from pgcdc_assets.mirror.delta.reshape import rename_mirror, reshape_mirror
+from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.mirror.target import Applied, CopyCount, CopyReport, Failures, Freed, Generation
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.spark.session import SparkOnDemand, cancel_jobs
+from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:
     from pgcdc_assets.source.snapshot.export import Snapshot
@@ -132,7 +134,30 @@ class DeltaTarget:
                 thing=f"mirror {place.name}",
                 lsn=position,
             )
-        return rename_mirror(held, place, table, self._mirrors.layout.root, position)
+        return self._renamed(held, place, table, position)
+
+    def _renamed(self, former: Mirror, place: Mirror, table: Table, position: Lsn) -> int:
+        """Continue ``former`` in ``place``, the folder of its new name. No row is read or written: the files are linked
+        into that folder, or copied by the object store. Then one commit there adds the files and the columns, and
+        records ``position`` as the position of a copy. It may be above the position that the commits of ``former``
+        record. The old folder stays as it is, for readers of older points. Each folder has its own links or copies, so
+        that deleting files in one folder never affects the other folder."""
+        held = former.delta
+        if held is None:
+            raise LakeError("does not exist, so it cannot be renamed", thing=f"mirror {former.name}")
+        owned = {IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
+        if not place.exists:
+            create_mirror(place.path, MirrorSchema(held.columns), owned, self._mirrors.layout.root)
+            passed(FaultPoint.MIRROR_MADE)
+        names = {name for file in held.files for name in (file.path, file.vector) if name is not None}
+        storage.together(place.path, [partial(_link, held.folder / name, place.path / name) for name in sorted(names)])
+        passed(FaultPoint.RENAMED_FILES_LINKED)
+        # The OID and the structure are set too, because the folder may have been another table's mirror.
+        properties = {**held.configuration, **owned, **structured(table, position)}
+        positions = {place.snapshot_app_id: position}
+        version = again_after_lost_races(lambda: continue_table(place.again().existing, held, positions, properties))
+        passed(FaultPoint.RENAME_COMMITTED)
+        return version
 
     # Publish ------------------------------------------------------------------------------------
 
@@ -195,3 +220,14 @@ class DeltaTarget:
         freed = Freed(len(found.files), found.bytes)
         found.delete()
         return freed
+
+
+def _link(source: Location, to: Location) -> None:
+    """Link or copy a file, unless an earlier run that died has already done it. A file of this name with another size
+    is an incomplete copy, because names are unique across folders. It is replaced."""
+    if (there := storage.head(to)) is not None:
+        found = storage.head(source)
+        if found is not None and found.size == there.size:
+            return
+        storage.delete([to])
+    storage.copy(source, to)

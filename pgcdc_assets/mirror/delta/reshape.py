@@ -1,55 +1,93 @@
-"""Changes the structure or the name of a mirror from its own rows: the source is not read.
+"""Changes the structure of a mirror from its own rows: the source is not read.
 
-Structure: one commit changes the columns, replaces the rows by rows with these columns, and records the table's
-structure (:data:`STRUCTURE`), so that a run after a crash knows it. The position stays. If the commit only adds columns
-that are NULL in all rows, the files stay. With ``by_metadata``, the files also stay if columns are renamed, dropped, or
-get a wider type; fewer readers can then read the mirror. The rows of removed partitions are deleted by deletion
-vectors.
+One commit changes the columns, replaces the rows by rows with these columns, and records the table's structure
+(:data:`STRUCTURE`), so that a run after a crash knows it. The position stays. If the commit only adds columns that are
+NULL in all rows, the files stay. With ``by_metadata``, the files also stay if columns are renamed, dropped, or get a
+wider type; fewer readers can then read the mirror. The rows of removed partitions are deleted by deletion vectors.
 
-Name: the mirror is continued in the folder of its new name, and no row is read or written. The newest version's files
-are linked into that folder, or copied by the object store. Then one commit there adds the files and the columns, and
-records the old mirror's position as the position of a copy. The old folder stays as it is, for readers of older points.
-Each folder has its own links or copies, so that deleting files in one folder never affects the other folder.
+Spark's workers import this module for the task that writes the new rows, so it must not import Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import Schema as DeltaSchema
 from pyroaring import BitMap64
 
-from pgcdc_assets.core.catalog import Leaf, Table
+from pgcdc_assets.core.catalog import Column, Leaf, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
-from pgcdc_assets.core.layout import Location
-from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
+from pgcdc_assets.core.lsn import ZERO, LsnRange
 from pgcdc_assets.delta.commit import FileChange, commit_change, unfit
-from pgcdc_assets.delta.datafile import FileReport
-from pgcdc_assets.delta.definition import commit_columns, continue_table, replace_table
+from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.definition import commit_columns, replace_table
 from pgcdc_assets.delta.log import Added, DeltaVersion
 from pgcdc_assets.delta.mapping import HIGHEST, Columns, physical, stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.failures import again_after_lost_races
+from pgcdc_assets.feed.schema import RAW
 from pgcdc_assets.mirror.delta.applytask import Collapsing, collapse_units
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, Mirrors, create_mirror, structured
+from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors, structured
 from pgcdc_assets.mirror.delta.mirrorschema import OWN_COLUMNS, MirrorSchema, needs_column_mapping, own_fields
-from pgcdc_assets.mirror.delta.projection import Projection, Sourced, has_texts, project
-from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
+from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, gathered
+from pgcdc_assets.mirror.net.neteffect import map_keys, raw_maps, raw_texts
+from pgcdc_assets.protocol.text.typed import typed
 from pgcdc_assets.protocol.text.types import may_not_fit
-from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.spark.tasks import cores, run_tasks
 from pgcdc_assets.store import storage
 from pgcdc_assets.structure.successor import holds
+
+if TYPE_CHECKING:
+    from pgcdc_assets.spark.session import SparkOnDemand
 
 TASK_BYTES: Final = 64 << 20
 """One task merges files up to about this total size into one file. A larger file has its own task."""
 LEFT_CORES: Final = 1
 """The number of cores that stay free for turns of other tables. The tasks run in waves on the other cores, and each
 wave is a Spark job. With one large job, turns would wait for its end, because Spark runs earlier jobs first."""
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A column of the new rows, with the source of its values: the mirror's present column ``held``; or, if ``held`` is
+    None, one value for all rows."""
+
+    name: str
+    type: pa.DataType
+    """Name and type in the mirror."""
+    held: str | None
+    column: Column | None = None
+    """The column in PostgreSQL. If ``held`` is None, all rows get its ``missing`` value: the value that PostgreSQL
+    shows in rows that are older than the column. None for a column that pgcdc or another writer has added."""
+
+    @property
+    def unchanged(self) -> bool:
+        return self.held == self.name
+
+    @property
+    def null(self) -> bool:
+        """Whether no row has a value in this column."""
+        return self.held is None and (self.column is None or self.column.missing is None)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One task: the files whose live rows (rows that no deletion vector deletes) are written again, and the new
+    columns."""
+
+    held: MergeTarget
+    """The files to read, and the mirror's names for their columns."""
+    columns: tuple[Sourced, ...]
+    files: pa.Schema
+    """The columns under the names that the new files use."""
+    raw_names: Mapping[str, str | None]
+    """The column names that change in ``_pgcdc_raw`` (the texts of values that do not fit, by column name), with their
+    new names; None for a dropped column."""
 
 
 def reshape_mirror(
@@ -77,13 +115,14 @@ def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, 
     passed(FaultPoint.RESHAPE_COMMITTING)
     stay = {leaf.oid for leaf in after.leaves}
     if gone := [leaf for leaf in before.leaves if leaf.oid not in stay]:
-        version = without_leaves(spark, mirror, delta, before, gone, structure)
+        version = _without_leaves(spark, mirror, before, gone, structure)
     elif _same_rows(delta, columns) and not (needs_column_mapping([c.name for c in columns]) and not mirror.mapped):
-        version = _with_more(delta, columns, structure)
+        more = _schema([one for one in columns if not one.unchanged])
+        version = commit_columns(delta, stated(delta.metadata).with_more(more), structure)
     elif by_metadata and _same_values(delta, columns):
-        version = _with_names(mirror, delta, columns, structure)
+        version = _with_names(mirror, columns, structure)
     else:
-        version = _with_rows(spark, mirror, delta, columns, structure)
+        version = _with_rows(spark, mirror, columns, structure)
     passed(FaultPoint.RESHAPE_COMMITTED)
     return version
 
@@ -140,9 +179,8 @@ def _schema(columns: Sequence[Sourced]) -> pa.Schema:
     return pa.schema([pa.field(one.name, one.type) for one in columns])
 
 
-def _with_more(delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]) -> int:
-    more = _schema([one for one in columns if not one.unchanged])
-    return commit_columns(delta, stated(delta.metadata).with_more(more), structure)
+def _sources(columns: Sequence[Sourced]) -> dict[str, str]:
+    return {one.name: one.held for one in columns if one.held is not None}
 
 
 def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
@@ -155,26 +193,21 @@ def _same_values(delta: DeltaVersion, columns: Sequence[Sourced]) -> bool:
     return not (names and has_texts(MergeTarget.of(delta), names))
 
 
-def _with_names(
-    mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]
-) -> int:  # fmt: skip
+def _with_names(mirror: Mirror, columns: Sequence[Sourced], structure: dict[str, str]) -> int:
     """Change the columns, and keep the files. Column mapping is turned on only if it is needed, because some readers do
     not support it."""
-    sources = {one.name: one.held for one in columns if one.held is not None}
+    delta, sources = mirror.existing, _sources(columns)
     stay = all(one.unchanged or one.held is None for one in columns) and set(delta.columns.names) == set(sources)
     mapped = mirror.mapped or not stay or needs_column_mapping([one.name for one in columns])
     wanted = stated(delta.metadata).followed_by(_schema(columns), sources, mapped=mapped)
     return commit_columns(delta, wanted, structure)
 
 
-def _with_rows(
-    spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, columns: Sequence[Sourced], structure: dict[str, str]
-) -> int:  # fmt: skip
-    schema = _schema(columns)
+def _with_rows(spark: SparkOnDemand, mirror: Mirror, columns: Sequence[Sourced], structure: dict[str, str]) -> int:
+    delta, schema = mirror.existing, _schema(columns)
     highest = int(delta.configuration.get(HIGHEST, 0))
     mapped = mirror.mapped or needs_column_mapping(schema.names)
-    sources = {one.name: one.held for one in columns if one.held is not None}
-    wanted = Columns.of(schema, mapped=mapped, highest=highest).commented_as(stated(delta.metadata), sources)
+    wanted = Columns.of(schema, mapped=mapped, highest=highest).commented_as(stated(delta.metadata), _sources(columns))
     target = physical(schema, wanted.schema)
     work = Projection(MergeTarget.of(delta), tuple(columns), target, _raw_names(delta.columns, columns))
     reports = _projected(spark, work, delta.files) if delta.files else []
@@ -216,12 +249,12 @@ def _groups(files: Sequence[Added], fewest: int) -> list[tuple[Added, ...]]:
     return [*groups, group] if group else groups
 
 
-def without_leaves(
-    spark: SparkOnDemand, mirror: Mirror, delta: DeltaVersion, table: Table, leaves: Sequence[Leaf],
-    properties: Mapping[str, str],
-) -> int:  # fmt: skip
-    """Delete the rows of these leaves from the mirror, whose newest version is ``delta``. The same commit sets the
-    properties. Returns the new version. ``table``: the table as the mirror has it, including the leaves."""
+def _without_leaves(
+    spark: SparkOnDemand, mirror: Mirror, table: Table, leaves: Sequence[Leaf], structure: dict[str, str]
+) -> int:
+    """Delete the rows of these leaves from the mirror. The same commit records the structure. Returns the new version.
+    ``table``: the table as the mirror has it, including the leaves."""
+    delta = mirror.existing
     names = tuple(str(leaf.name) for leaf in leaves)
     shares = max(1, cores(spark())) if delta.files else 0
     units = [Collapsing(table, (), LsnRange(ZERO, ZERO), mirror.target(table, delta.files[share::shares]), leaves=names)
@@ -232,43 +265,74 @@ def without_leaves(
             raise LakeError(effect.mismatch.what, thing=f"mirror {mirror.name}")
     gone: dict[str, BitMap64] = {path: rows for effect in effects for path, rows in effect.gone.items()}
     metrics = {"numTargetRowsDeleted": sum(effect.deleted for effect in effects)}
-    return commit_change(delta, FileChange([], gone), {}, metrics, properties)
+    return commit_change(delta, FileChange([], gone), {}, metrics, structure)
 
 
-def rename_mirror(former: Mirror, place: Mirror, table: Table, root: Location, position: Lsn) -> int:
-    """Give the mirror ``place`` the rows and columns of ``former`` (in the version that was opened). Its commit records
-    them as a copy of ``table`` at ``position``. Returns the new version of ``place``. ``position``: the effective
-    position of ``former``, which may be above the position that the commits of ``former`` record. ``root``: the lake's
-    folder."""
-    held = former.delta
-    if held is None:
-        raise LakeError("does not exist, so it cannot be renamed", thing=f"mirror {former.name}")
-    if not place.exists:
-        owned = {IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
-        create_mirror(place.path, MirrorSchema(held.columns), owned, root)
-        passed(FaultPoint.MIRROR_MADE)
-    names = {name for file in held.files for name in (file.path, file.vector) if name is not None}
-    storage.together(place.path, [partial(_link, held.folder / name, place.path / name) for name in sorted(names)])
-    passed(FaultPoint.RENAMED_FILES_LINKED)
-    version = again_after_lost_races(partial(_continued, place, held, table, position))
-    passed(FaultPoint.RENAME_COMMITTED)
-    return version
+# The task ---------------------------------------------------------------------------------------------
 
 
-def _continued(place: Mirror, held: DeltaVersion, table: Table, position: Lsn) -> int:
-    """Make the commit of a rename in ``place``. It also sets the OID and structure of ``table`` as properties, because
-    the folder may have been another table's mirror."""
-    mirror = place.again()
-    owned = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(mirror.name), **structured(table, position)}
-    return continue_table(mirror.existing, held, {mirror.snapshot_app_id: position}, {**held.configuration, **owned})
+def project(work: Projection) -> FileReport | None:
+    """Write the rows to one file; None if there are no rows. Needs memory for about one row group."""
+    with DataFile(work.held.folder, work.files) as file:
+        for rows in gathered(_rows(work, group) for group in work.held.groups({})):
+            file.write(rows.columns)
+        report = file.finish()
+    passed(FaultPoint.RESHAPED_FILE_WRITTEN)
+    return report
 
 
-def _link(source: Location, to: Location) -> None:
-    """Link or copy a file, unless an earlier run that died has already done it. A file of this name with another size
-    is an incomplete copy, because names are unique across folders. It is replaced."""
-    if (there := storage.head(to)) is not None:
-        found = storage.head(source)
-        if found is not None and found.size == there.size:
-            return
-        storage.delete([to])
-    storage.copy(source, to)
+def has_texts(held: MergeTarget, names: Collection[str]) -> bool:
+    """Whether a live row of the files has a text under one of these names in ``_pgcdc_raw``."""
+    files = [partial(_file_has_texts, replace(held, files=(file,)), frozenset(names)) for file in held.files]
+    return any(storage.together(held.folder, files))
+
+
+def _file_has_texts(held: MergeTarget, names: frozenset[str]) -> bool:
+    for group in held.groups({}):
+        raw = group.read([RAW])[RAW]
+        if raw.null_count < group.rows and names & set(map_keys(raw.filter(pa.array(group.alive))).to_pylist()):
+            return True
+    return False
+
+
+def _rows(work: Projection, group: RowGroup) -> pa.Table:
+    held = [column.held for column in work.columns if column.held is not None]
+    rows = group.read(list(dict.fromkeys(held)))
+    if not group.alive.all():
+        rows = rows.filter(pa.array(group.alive))
+    misfits: dict[str, str] = {}
+    found = [_values(column, rows, misfits) for column in work.columns]
+    names = [column.name for column in work.columns]
+    place = names.index(RAW)
+    found[place] = _raw(found[place], work.raw_names, misfits)
+    return pa.table(found, names=names)
+
+
+def _values(column: Sourced, rows: pa.Table, misfits: dict[str, str]) -> pa.Array | pa.ChunkedArray:
+    """The values of a column for these rows. If all rows get one value, and it does not fit the column's type, its text
+    is added to ``misfits``."""
+    if column.held is not None:
+        held = rows[column.held]
+        return held if held.type == column.type else held.cast(column.type)
+    if column.column is None or column.column.missing is None:
+        return pa.nulls(rows.num_rows, column.type)
+    text = column.column.missing
+    done = typed([pa.array([text], pa.string())], [column.column], 1)
+    if done.raw.null_count == 0:
+        misfits[column.name] = text
+    return pa.repeat(done.values[0][0], rows.num_rows).cast(column.type)
+
+
+def _raw(
+    held: pa.ChunkedArray, names: Mapping[str, str | None], misfits: Mapping[str, str]
+) -> pa.Array | pa.ChunkedArray:
+    """The column ``_pgcdc_raw`` with the new column names. Each row also gets the texts of ``misfits``."""
+    if not misfits and (not names or held.null_count == len(held)):
+        return held
+    texts: dict[str, pa.Array] = {}
+    for name in pc.unique(map_keys(held)).to_pylist():
+        new = names.get(name, name)
+        if new is not None:
+            texts[new] = raw_texts(held, name)
+    texts |= {name: pa.repeat(pa.scalar(text, pa.string()), len(held)) for name, text in misfits.items()}
+    return raw_maps(texts, len(held), held.type) if texts else pa.nulls(len(held), held.type)
