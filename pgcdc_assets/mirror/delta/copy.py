@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -164,31 +165,22 @@ class _Copier:
         written = [part for parts in found for part in parts]
         reports: list[CopyReport] = []
         for name, target in targets.items():
-            try:
+            with _contained(name, failures):
                 files = _sound([one for one in written if one.table == name])
                 passed(FaultPoint.COPY_COMMITTING)
                 version = again_after_lost_races(partial(self._commit, target, files))
                 passed(FaultPoint.COPY_COMMITTED)
-            except Exception as error:
-                if (failure := copy_failure(name, error)) is None:
-                    raise
-                failures[name] = failure
-                continue
-            rows, size = sum(file.rows for file in files), sum(file.size for file in files)
-            point, seconds = self._snapshot.consistent_point, time.monotonic() - started
-            reports.append(CopyReport(name, point, rows, size, len(files), seconds, version))
+                rows, size = sum(file.rows for file in files), sum(file.size for file in files)
+                point, seconds = self._snapshot.consistent_point, time.monotonic() - started
+                reports.append(CopyReport(name, point, rows, size, len(files), seconds, version))
         return reports, failures
 
     def _targets(self, tables: dict[TableName, Table]) -> tuple[dict[TableName, CopyTarget], Failures]:
         targets: dict[TableName, CopyTarget] = {}
         failures: Failures = {}
         for name, table in tables.items():
-            try:
+            with _contained(name, failures):
                 targets[name] = self._target(table)
-            except Exception as error:
-                if (failure := copy_failure(name, error)) is None:
-                    raise
-                failures[name] = failure
         return targets, failures
 
     def _target(self, table: Table) -> CopyTarget:
@@ -232,6 +224,17 @@ class _Copier:
                             thing=f"mirror {mirror.name}", lsn=Lsn(target.commit_lsn))  # fmt: skip
         return replace_table(delta, commented.columns, files, position, {**commented.properties, **owner},
                              description=commented.description)  # fmt: skip
+
+
+@contextmanager
+def _contained(name: TableName, failures: Failures) -> Iterator[None]:
+    """Adds an error to ``failures`` if it concerns only this table's copy. Raises all other errors."""
+    try:
+        yield
+    except Exception as error:
+        if (failure := copy_failure(name, error)) is None:
+            raise
+        failures[name] = failure
 
 
 def _pieces(

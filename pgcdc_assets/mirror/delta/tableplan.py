@@ -72,7 +72,7 @@ class TablePlan:
         start = max(part.span.start, stands)
         pending = PendingChanges.of(mirrors.layout, part, LsnRange(start, max(start, min(part.span.end, upto))))
         before = (known or {}).get(part.table.name)
-        return cls(pending, mirror, _unmirrorable(part.table, before, mirror)) if pending else None
+        return cls(pending, mirror, _unmirrorable(part.table, before, mirror.existing)) if pending else None
 
     @property
     def table(self) -> Table:
@@ -107,16 +107,16 @@ class TablePlan:
     def widened(self) -> TablePlan:
         """If the changes have new columns, add them to the mirror, in a separate commit. Returns the plan with the new
         version of the mirror."""
-        missing = pa.schema(_missing(self.table, self.mirror))
+        delta = self.mirror.existing
+        names = {field.name: field.name for field in delta.schema.fields}
+        missing = pa.schema([field for field in MirrorSchema.of(self.table).arrow if field.name not in names])
         if not missing.names:
             return self
-        delta = self.mirror.existing
-        held = {field.name.lower(): field.name for field in delta.schema.fields}
+        held = {name.lower(): name for name in names}
         if taken := [name for name in missing.names if name.lower() in held]:
             other = held[taken[0].lower()]
             raise LakeError(f"has a column {other!r} that another writer added, so {taken[0]!r} cannot be added",
                             thing=f"mirror {self.mirror.name}")  # fmt: skip
-        names = {field.name: field.name for field in delta.schema.fields}
         wanted = pa.schema([*delta.columns, *missing])
         mapped = self.mirror.mapped or needs_column_mapping(missing.names)
         commit_columns(delta, stated(delta.metadata).followed_by(wanted, names, mapped=mapped))
@@ -204,25 +204,15 @@ def _linked(path: Location, folder: Location, file: FeedFile) -> FileReport:
     return replace(file.report, path=target.name)
 
 
-def _missing(table: Table, mirror: Mirror) -> list[pa.Field]:
-    if mirror.delta is None:
-        return []
-    have = {field.name for field in mirror.delta.schema.fields}
-    return [field for field in MirrorSchema.of(table).arrow if field.name not in have]
-
-
-def _unmirrorable(table: Table, known: Table | None, mirror: Mirror) -> str | None:
+def _unmirrorable(table: Table, known: Table | None, delta: DeltaVersion) -> str | None:
     """Why the changes or the new columns cannot be written to the mirror, as text; None if they can."""
-    reason = refusal(table)
-    if reason is not None or mirror.delta is None:
-        return reason
-    reason = unfit(mirror.delta) or _altered(table, known, mirror, mirror.delta)
-    if reason is not None:
-        return f"its mirror {reason}"
-    return None
+    if (refused := refusal(table)) is not None:
+        return refused
+    reason = unfit(delta) or _altered(table, known, delta)
+    return None if reason is None else f"its mirror {reason}"
 
 
-def _altered(table: Table, known: Table | None, mirror: Mirror, delta: DeltaVersion) -> str | None:
+def _altered(table: Table, known: Table | None, delta: DeltaVersion) -> str | None:
     """How another writer has changed columns of the mirror that pgcdc writes, as text; None if it has not."""
     have = {field.name: str(field.type) for field in delta.schema.fields}
     lacking = [] if known is None else [name for name in MirrorSchema.of(known).arrow.names if name not in have]
