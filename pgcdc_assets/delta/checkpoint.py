@@ -20,7 +20,6 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -55,27 +54,19 @@ def make_checkpoint(folder: Location, version: int) -> None:
     left in the log. Commits are deleted only after the checkpoint and the names of the table's files are durable.
     Otherwise a power cut could leave neither checkpoint nor commits."""
     storage.settle([folder, folder / DELTA_LOG])
-    made = write_checkpoint(folder, version)
+    actions, configuration = write_checkpoint(folder, version)
     log = folder / DELTA_LOG
     storage.settle([log])
-    storage.replace(log / LAST_CHECKPOINT, json.dumps({"version": version, "size": made.actions}).encode())
+    storage.replace(log / LAST_CHECKPOINT, json.dumps({"version": version, "size": actions}).encode())
     # If Spark wrote the old hint file, Hadoop has a checksum file for it, which does not match the new hint file.
     storage.delete([checksum_of(log / LAST_CHECKPOINT)])
-    _clean_up(log, log_retention(made.configuration))
+    _clean_up(log, _log_retention(configuration))
 
 
-@dataclass(frozen=True)
-class Made:
-    """What :func:`write_checkpoint` wrote: the number of actions, and the table's properties at this version."""
-
-    actions: int
-    configuration: Mapping[str, str]
-
-
-def write_checkpoint(folder: Location, version: int) -> Made:
-    """Write the checkpoint of a version. The content is durable before the file gets its name; the caller must sync the
-    log's folder to make the name durable. The hint file does not change, so only readers that list the log find the
-    checkpoint."""
+def write_checkpoint(folder: Location, version: int) -> tuple[int, Mapping[str, str]]:
+    """Write the checkpoint of a version. Returns its number of actions, and the table's properties at this version. The
+    content is durable before the file gets its name; the caller must sync the log's folder to make the name durable.
+    The hint file does not change, so only readers that list the log find the checkpoint."""
     log = folder / DELTA_LOG
     parts = checkpoint_files(log, version)
     begin = next((number for number, found in parts.items() if is_whole(found)), -1)
@@ -87,7 +78,7 @@ def write_checkpoint(folder: Location, version: int) -> Made:
         table = DeltaTable(str(scratch), version=version)
         table.create_checkpoint()
         drop_short_lived(folder, made)
-        told = Made(int(read_footer(made).num_rows), table.metadata().configuration)
+        told = int(read_footer(made).num_rows), table.metadata().configuration
         put_aside(log, [path for path in parts.get(version, ()) if path.name != made.name])
         storage.put(DraftFile(made.text), log / made.name)
     # If Spark wrote an earlier checkpoint with this name, Hadoop has a checksum file for it, which does not match the
@@ -145,7 +136,7 @@ def _kept(retention: timedelta) -> dict[str, timedelta]:
     return {LOG: LOG_KEPT, DELETED_FILES: min(retention, LONGEST_POINTS) + SHORT_LIFE}
 
 
-def log_retention(configuration: Mapping[str, str]) -> timedelta:
+def _log_retention(configuration: Mapping[str, str]) -> timedelta:
     """How long the table keeps commits and checkpoints after a newer checkpoint has made them unneeded."""
     told = _span(configuration.get(LOG))
     return _LOG_BY_DEFAULT if told is None else told
