@@ -164,39 +164,17 @@ class DagsterObserver:
         self._unchecked -= self._checked
 
     def _events(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
+        """Materialisations for the assets of all tables together, and for the tables that changed."""
         from pgcdc_assets.points.points import ConsistentPoints
 
-        point = ConsistentPoints(self._layout).newest()
-        listed = point.tables if point else {}
-        return [
-            dg.AssetMaterialization(
-                self._of.placed(self._of.names.change_log), partition=key, metadata=metadata.of_log(report)
-            ),
-            *self._of_tables(report, key),
-            *self._of_messages(report, key),
-            dg.AssetMaterialization(
-                self._of.placed(self._of.names.consistent_points),
-                partition=key,
-                metadata=metadata.of_range(report)
-                | metadata.numbers({"tables": len(listed), "tables_changed": len(report.tables)}),
-            ),
-        ]
-
-    def _of_messages(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
-        if report.messages is None:
-            return []
-        return [
-            dg.AssetMaterialization(
-                self._of.placed(self._of.names.messages), partition=key, metadata=metadata.of_messages(report)
-            )
-        ]
-
-    def _of_tables(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
-        """Materialisations for the tables that changed."""
-        events = []
+        names, placed, key_of = self._of.names, self._of.placed, self._of.key
+        found = [(placed(names.change_log), metadata.of_log(report))]
         for table, turn in report.tables.items():
-            mirror = metadata.of_mirror(report, turn, self._of.table(table))
-            changes = metadata.of_changes(report, turn)
-            events.append(dg.AssetMaterialization(self._of.key("changes", table), partition=key, metadata=changes))
-            events.append(dg.AssetMaterialization(self._of.key("mirror", table), partition=key, metadata=mirror))
-        return events
+            found.append((key_of("changes", table), metadata.of_changes(report, turn)))
+            found.append((key_of("mirror", table), metadata.of_mirror(report, turn, self._of.table(table))))
+        if report.messages is not None:
+            found.append((placed(names.messages), metadata.of_messages(report)))
+        point = ConsistentPoints(self._layout).newest()
+        counts = {"tables": len(point.tables) if point else 0, "tables_changed": len(report.tables)}
+        found.append((placed(names.consistent_points), metadata.of_range(report) | metadata.numbers(counts)))
+        return [dg.AssetMaterialization(asset, partition=key, metadata=entries) for asset, entries in found]

@@ -126,20 +126,18 @@ class Replication:
         """The spec of one asset of the table. It includes the lineage of the columns, from the source table through the
         change feed to the mirror."""
         if (known := self._specs.get((stage, table))) is None:
-            known = self._specs[stage, table] = self._with_lineage(stage, table)
+            known = self._spec(stage, table)
+            if stage != "snapshot":
+                source = self.names.source_table(table.name)
+                upstream = source if stage == "changes" else self.spec("changes", table).key
+                known = known.replace_attributes(metadata={**metadata.lineage(table, upstream), **known.metadata})
+            self._specs[stage, table] = known
         return known
 
     @cached_property
     def _specs(self) -> dict[tuple[Stage, Table], dg.AssetSpec]:
         """Specs that were made already. Dagster requests each spec several times when it loads a location."""
         return {}
-
-    def _with_lineage(self, stage: Stage, table: Table) -> dg.AssetSpec:
-        spec = self._spec(stage, table)
-        if stage == "snapshot":
-            return spec
-        upstream = self.names.source_table(table.name) if stage == "changes" else self.spec("changes", table).key
-        return spec.replace_attributes(metadata={**metadata.lineage(table, upstream), **spec.metadata})
 
     def _spec(self, stage: Stage, table: Table) -> dg.AssetSpec:
         uri = self.settings.layout.mirror(table.name).uri

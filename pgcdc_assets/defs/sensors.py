@@ -9,6 +9,7 @@ import hashlib
 import time
 from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -270,15 +271,11 @@ def _runs(of: Replication, instance: dg.DagsterInstance) -> Runs:
     )
     queued = [record.dagster_run for record in runs_of(instance, names, WAITING)]
     ended = instance.get_run_records(dg.RunsFilter(job_name=names.sync_job, tags=names.tags), limit=20)
-    failures = 0
-    for record in ended:
-        if record.dagster_run.status is not dg.DagsterRunStatus.FAILURE:
-            break
-        failures += 1
+    failures = takewhile(lambda record: record.dagster_run.status is dg.DagsterRunStatus.FAILURE, ended)
     return Runs(
         holder=holder.command if holder else None,
         under_way=[*(run.run_id for run in (*alive, *queued)), *waiting_for_pool(instance, names)],
-        failures=failures,
+        failures=len(list(failures)),
         **_why(settings),
         last_ended=(ended[0].end_time or 0.0) if ended else 0.0,
     )

@@ -59,14 +59,7 @@ def asset_checks(of: Replication, catalog: Catalog) -> dg.AssetChecksDefinition:
         found = evaluations(here, current_health(of, context.instance)) if of_health else []
         for evaluation in found:
             if evaluation.asset_check_key in selected:
-                yield dg.AssetCheckResult(
-                    asset_key=evaluation.asset_key,
-                    check_name=evaluation.check_name,
-                    passed=evaluation.passed,
-                    severity=evaluation.severity,
-                    description=evaluation.description,
-                    metadata=evaluation.metadata,
-                )
+                yield _as_result(evaluation, evaluation.description)
         yield from verification(here, context)
 
     checks: dg.AssetChecksDefinition = dg.AssetChecksDefinition.create(
@@ -115,14 +108,14 @@ def verification(of: Replication, context: dg.AssetCheckExecutionContext) -> Ite
 def _last_results(instance: dg.DagsterInstance, keys: Iterable[dg.AssetCheckKey]) -> Iterator[dg.AssetCheckResult]:
     for key in keys:
         if last := last_evaluation(instance, key):
-            yield dg.AssetCheckResult(
-                asset_key=key.asset_key,
-                check_name=key.name,
-                passed=last.passed,
-                severity=last.severity,
-                description=f"{(last.description or '').removesuffix(_REPEATED)}{_REPEATED}",
-                metadata=last.metadata,
-            )
+            yield _as_result(last, f"{(last.description or '').removesuffix(_REPEATED)}{_REPEATED}")
+
+
+def _as_result(found: dg.AssetCheckEvaluation, description: str | None) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        asset_key=found.asset_key, check_name=found.check_name, passed=found.passed, severity=found.severity,
+        description=description, metadata=found.metadata,
+    )  # fmt: skip
 
 
 def verify_job(of: Replication, catalog: Catalog) -> Any:
