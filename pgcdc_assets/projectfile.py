@@ -22,6 +22,7 @@ NO_SOURCE = "is not a libpq conninfo or URL"
 """The texts of errors contain this instead of libpq's own error, which would quote the conninfo with its password."""
 SOURCE_FORM = "write it like `host=db.example.org dbname=shop user=replicator`, or `postgresql://replicator@db/shop`"
 
+_FORM = "write one `name: value` per line, and put quotes around a value that contains `: ` or ` #`"
 _SOURCE_LINE = re.compile(r"(?im)^source[ \t]*:.*$")
 
 
@@ -38,14 +39,14 @@ def content() -> dict[str, Any]:
     try:
         found = _parsed(SETTINGS_FILE.read_text())
     except yaml.YAMLError as error:
-        raise SettingsError(_told(error), thing=str(SETTINGS_FILE), do=_form()) from None
+        raise SettingsError(_told(error), thing=str(SETTINGS_FILE), do=_FORM) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot be read: {error}", thing=str(SETTINGS_FILE)) from None
     except MALFORMED:
         # For example, a value that looks like a date, but is none. The parser's own message may quote a password.
-        raise SettingsError("has a value that is not valid YAML", thing=str(SETTINGS_FILE), do=_form()) from None
+        raise SettingsError("has a value that is not valid YAML", thing=str(SETTINGS_FILE), do=_FORM) from None
     if found is None:
-        raise SettingsError("does not consist of `name: value` lines", thing=str(SETTINGS_FILE), do=_form())
+        raise SettingsError("does not consist of `name: value` lines", thing=str(SETTINGS_FILE), do=_FORM)
     _refuse_secret(found.get("source"))
     return found
 
@@ -127,7 +128,3 @@ def _told(error: yaml.YAMLError) -> str:
         return "is not YAML"
     mark = error.problem_mark
     return f"is not YAML at line {mark.line + 1}, column {mark.column + 1}"
-
-
-def _form() -> str:
-    return "write one `name: value` per line, and put quotes around a value that contains `: ` or ` #`"

@@ -321,19 +321,15 @@ class Settings(BaseSettings):
             raise ValueError("a slot name has 1 to 63 characters from a-z, 0-9 and _")
         return value
 
-    @field_validator("tables", mode="before")
+    @field_validator("tables", "messages", mode="before")
     @classmethod
-    def _tables_form(cls, value: Any) -> Any:
+    def _patterns_form(cls, value: Any, info: ValidationInfo) -> Any:
+        name = str(info.field_name)
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise ValueError(f"must be a list of patterns; write it like {_EXAMPLES['tables']}")
-        return value
-
-    @field_validator("messages", mode="before")
-    @classmethod
-    def _messages_form(cls, value: Any) -> Any:
-        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise ValueError(f"must be a list of patterns for message prefixes; write it like {_EXAMPLES['messages']}")
-        PrefixPatterns.parse(value)
+            of = " for message prefixes" if name == "messages" else ""
+            raise ValueError(f"must be a list of patterns{of}; write it like {_EXAMPLES[name]}")
+        if name == "messages":
+            PrefixPatterns.parse(value)
         return value
 
     @field_validator("origin", mode="before")
