@@ -212,11 +212,6 @@ def stop_session(session: SparkSession) -> None:
     session.stop()
 
 
-def cancel_jobs(session: SparkSession) -> None:
-    """Cancels every running job of the session. The jobs' callers get an error."""
-    session.sparkContext.cancelAllJobs()
-
-
 @contextmanager
 def jvm_death_told() -> Iterator[None]:
     """Raises SparkDied instead of py4j's error if the JVM has ended."""

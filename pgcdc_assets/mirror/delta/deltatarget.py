@@ -30,7 +30,7 @@ from pgcdc_assets.mirror.delta.removal import keep_promised, keep_readable, unch
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.mirror.target import Applied, CopyCount, CopyReport, Failures, Freed, Generation
 from pgcdc_assets.points.points import ConsistentPoints, Point
-from pgcdc_assets.spark.session import SparkOnDemand, cancel_jobs
+from pgcdc_assets.spark.session import SparkOnDemand
 from pgcdc_assets.store import storage
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class DeltaTarget:
         """Cancels all Spark jobs. No job of an apply is among them, because the run's thread, which applies changes, is
         in this call."""
         if self._spark.started is not None:
-            cancel_jobs(self._spark.started)
+            self._spark.started.sparkContext.cancelAllJobs()
 
     # Apply --------------------------------------------------------------------------------------
 

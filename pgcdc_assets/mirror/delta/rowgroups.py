@@ -189,16 +189,11 @@ def wanted(keys: Mapping[str, pa.ChunkedArray | pa.Array]) -> WantedKeys:
     """The key columns whose statistics can exclude row groups, with their distinct values. A column with a NULL is left
     out, because the NULL stands for a value that does not fit, which bounds cannot exclude."""
     return {
-        name: _sorted(pc.unique(values))
+        # Arrow sorts, because numpy sorts texts slowly, as Python objects. Both sort by code points.
+        name: pc.unique(values).sort().to_numpy(zero_copy_only=False)
         for name, values in keys.items()
         if (pa.types.is_integer(values.type) or pa.types.is_string(values.type)) and not values.null_count
     }
-
-
-def _sorted(values: pa.Array) -> NDArray[Any]:
-    """The values, sorted by Arrow, because numpy sorts texts slowly, as Python objects. Both sort by code points."""
-    found: NDArray[Any] = values.take(pc.array_sort_indices(values)).to_numpy(zero_copy_only=False)
-    return found
 
 
 def _may_hold(values: NDArray[Any], bounds: tuple[Any, Any] | None) -> bool:
