@@ -23,8 +23,8 @@ from bench.source import database, run
 from bench.usage import Usage, usage
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo import shop
-from pgcdc_assets.demo.generator import Generator
 from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.demo.shop import Generator
 from pgcdc_assets.flow.decide import Bounds
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.log.reader import ChangeLog

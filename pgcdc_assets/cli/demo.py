@@ -27,7 +27,7 @@ from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
     from pgcdc_assets.checks.report import VerifyReport
-    from pgcdc_assets.demo.generator import Generator
+    from pgcdc_assets.demo.shop import Generator
     from pgcdc_assets.flow.reports import SyncReport
 
 SECONDS = 30
@@ -113,7 +113,7 @@ class Show:
 
     def run(self, rate: float) -> VerifyReport:
         from pgcdc_assets.cli.jobs import run_sync
-        from pgcdc_assets.demo.generator import Generator
+        from pgcdc_assets.demo.shop import Generator
 
         generator = Generator(self._conninfo, rate)
         threads = [

@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from pgcdc_assets.demo import shop
-from pgcdc_assets.demo.generator import Generator
+from pgcdc_assets.demo.shop import Generator
 from tests.fix_postgres import Database
 
 TABLES = ("carts", "customers", "events", "order_lines", "orders", "payments", "products")
