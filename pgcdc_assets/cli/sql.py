@@ -48,8 +48,9 @@ def sql(query: str, at: Lsn | datetime | None, form: str) -> None:
     duckdb = package("duckdb")
     lake = Lake(settings.layout.root)
     point = lake.at(at)
-    newest = " (the newest consistent point)" if at is not None and point.lsn == lake.at().lsn else ""
-    say(f"at LSN {point.lsn}{newest}", err=True)
+    # An LSN above the newest point may not be applied yet.
+    newest = isinstance(at, Lsn) and at > point.lsn and point.lsn == lake.at().lsn
+    say(f"at LSN {point.lsn}{', the newest consistent point' if newest else ''}", err=True)
     try:
         if (count := len(duckdb.extract_statements(wanted))) != 1:
             raise UsageError(f"has {count} statements; write exactly one", thing="query")

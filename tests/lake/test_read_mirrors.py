@@ -88,7 +88,7 @@ def test_pgcdc_sql_reads_at_an_lsn_or_a_time(project: Path, capfd: pytest.Captur
     for place in (str(at.lsn), datetime.now(UTC).isoformat(), datetime.now().isoformat()):
         assert _output(["pgcdc", "sql", "SELECT 1 FROM orders LIMIT 1;", "--format", "csv", "--at", place], capfd)
     assert run(["sql", "SELECT 1", "--at", "FFFF/0"]) == 0
-    assert capfd.readouterr().err == f"at LSN {at.lsn} (the newest consistent point)\n"
+    assert capfd.readouterr().err == f"at LSN {at.lsn}, the newest consistent point\n"
     for arguments, code, said in (
         (["FROM ordrs"], 2, "Table with name ordrs does not exist"), (["SELEC 1"], 2, "syntax error"),
         (["SELECT 1; DROP VIEW orders"], 2, "query: has 2 statements; write exactly one"),
