@@ -32,6 +32,11 @@ class PgType:
     delimiter: str = ","
     """pg_type.typdelim of the element type: ``;`` for box, ``,`` for all other types."""
 
+    @property
+    def stored(self) -> PgType:
+        """The base type of a domain, otherwise this type. Values of a domain have the text form of its base type."""
+        return self if self.base is None else self.base.stored
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         nested = {k: cls.from_json(data[k]) for k in ("base", "element") if data.get(k)}

@@ -139,7 +139,7 @@ def keeps_text(was: PgType, is_: PgType) -> bool:
     rewrite the table. It rewrites nothing between binary coercible types, but their texts may differ (int4 -1 is oid
     4294967295). So this is true only for a new typmod, between text and varchar, and between a domain and its base
     type."""
-    before, after = _stored(was), _stored(is_)
+    before, after = was.stored, is_.stored
     alike = before.oid == after.oid or {before.oid, after.oid} <= _TEXTS
     return alike and holds(arrow_type(before), arrow_type(after))
 
@@ -151,9 +151,3 @@ def holds(was: pa.DataType, is_: pa.DataType) -> bool:
         return True
     decimals = isinstance(was, pa.Decimal128Type) and isinstance(is_, pa.Decimal128Type)
     return decimals and bool(was.scale == is_.scale and was.precision <= is_.precision)
-
-
-def _stored(of: PgType) -> PgType:
-    while of.base is not None:
-        of = of.base
-    return of

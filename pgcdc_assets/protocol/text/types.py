@@ -66,7 +66,7 @@ class Cast:
 
 def arrow_type(of: PgType) -> pa.DataType:
     """The Arrow type of a column of this PostgreSQL type, in change feeds and mirrors."""
-    stored = _stored(of)
+    stored = of.stored
     if _is_array(stored):
         return pa.list_(pa.field("element", arrow_type(_element(stored))))
     if stored.oid == _NUMERIC:
@@ -87,20 +87,13 @@ def cast(text: pa.Array | pa.ChunkedArray, of: PgType) -> Cast:
     never writes for this type. The error does not contain the text."""
     column = whole(text)
     column = column if pa.types.is_string(column.type) else column.cast(pa.string())
-    stored = _stored(of)
+    stored = of.stored
     try:
         return _cast_of(stored)(column, stored)
     except (pa.ArrowInvalid, ProtocolError):
         # Arrow's error is not raised, because it contains the value. The error about an element of an array is not
         # raised either, because it does not name the array's type.
         raise ProtocolError("a value is not valid for its type", thing=f"type {of.name}") from None
-
-
-def _stored(of: PgType) -> PgType:
-    """The base type of a domain, otherwise ``of``. Values of a domain have the text form of its base type."""
-    while of.base is not None:
-        of = of.base
-    return of
 
 
 def _is_array(of: PgType) -> bool:
