@@ -1,23 +1,29 @@
-"""Chooses a point. ``Lake("lake").at().arrow("orders")`` needs neither Spark nor the source."""
+"""Chooses a point, or waits for a point. ``Lake("lake").at().arrow("orders")`` needs neither Spark nor the source."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cached_property
 from os import PathLike
 from typing import Any
 
 import pyarrow as pa
 
+from pgcdc_assets.core.catalog import relations_of
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import LakeError, UsageError
-from pgcdc_assets.lake.arrival import wait_for_point
+from pgcdc_assets.errors import LakeError, NotReached, SetupNeeded, UsageError
 from pgcdc_assets.lake.netchange import net_change
 from pgcdc_assets.lake.point import LakeAt
 from pgcdc_assets.lake.undo import commit_of, undo_range, undo_transaction
+from pgcdc_assets.log.announcements import complete_to
+from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints, Point
+from pgcdc_assets.points.states import TableStates
+from pgcdc_assets.store import storage
 
 When = Lsn | str | int | datetime | LakeAt | None
 """A point, or an argument with which :meth:`Lake.at` chooses a point."""
@@ -61,7 +67,16 @@ class Lake:
         result as ``lsn``. If nothing between the point and ``lsn`` changes a table of the point, the point's own LSN is
         below ``lsn``.
         """
-        return LakeAt(self._layout, wait_for_point(self._layout, self._points, Lsn.of(lsn), timeout))
+        wanted, arrival, deadline = Lsn.of(lsn), _Arrival(self._layout), time.monotonic() + timeout
+        while True:
+            # Each pass costs about seven small reads.
+            point = self._points.newest()
+            if point is not None and (point.replay_lsn >= wanted or arrival.contains(point, wanted)):
+                return LakeAt(self._layout, point)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._not_reached(wanted, timeout, point)
+            time.sleep(min(left, storage.pace(self._layout.root)))
 
     def diff(self, table: TableName | str, a: When, b: When = None) -> pa.Table:
         """The rows of the table that differ between the points ``a`` and ``b`` (default: the newest point). ``a`` may
@@ -103,6 +118,15 @@ class Lake:
             )
         return undo_transaction(self.at(lsn).table_at(table), LakeAt(self._layout, later).table_at(table), lsn)
 
+    def _not_reached(self, lsn: Lsn, timeout: float, newest: Point | None) -> NotReached:
+        has = "it has no consistent point"
+        if newest is not None:
+            has = f"its newest consistent point is at {newest.replay_lsn}"
+        return NotReached(
+            f"did not reach {lsn} within {timeout:g} s: {has}", thing=f"lake {self._layout.root}",
+            do="see `pgcdc status`; changes arrive only while `pgcdc follow`, `pgcdc up` or `pgcdc sync` runs",
+        )  # fmt: skip
+
     def _at(self, when: When) -> LakeAt:
         return when if isinstance(when, LakeAt) else self.at(when)
 
@@ -116,3 +140,43 @@ class Lake:
             return self._points.published_by(wanted), f" that was published at or before {wanted}"
         lsn = Lsn.of(wanted)
         return self._points.at(lsn), f" at or below {lsn}"
+
+
+class _Arrival:
+    """Decides whether the mirrors already contain everything up to an LSN, although the newest consistent point is
+    below it. This is possible, because no point is published for WAL that changes no mirror."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._log = ChangeLog(layout)
+        self._states = TableStates(layout)
+
+    def contains(self, point: Point, lsn: Lsn) -> bool:
+        """Whether the log is complete to ``lsn``, and has no change above the point for a table that the point
+        lists."""
+        try:
+            position = Lsn(self._log.version().positions.get(self._position_id, 0))
+        except SetupNeeded:
+            return False
+        if complete_to(self._layout, position) < lsn:
+            return False
+        batches = self._log.batches(point.replay_lsn)
+        if point.messages is not None and any("M" in batch.others for batch in batches):
+            return False
+        changed = {relation for batch in batches for relation, kinds in batch.rows.items() if kinds}
+        return not changed or changed <= self._unlisted(point)
+
+    @cached_property
+    def _position_id(self) -> str:
+        return self._log.identity.app_id()
+
+    def _unlisted(self, point: Point) -> set[int]:
+        """The OIDs of the relations of known tables that the point does not list. Changes of these relations need not
+        be in the point. An unknown relation is not included, because it may be a new partition of a listed table. A
+        renamed table may also have a recorded state under its former name, which the point does not list. So the OIDs
+        of listed tables are removed from the result."""
+        tables = [
+            (name in point.tables, row.table) for name, row in self._states.all().items() if row.table is not None
+        ]
+        listed, unlisted = ([table for here, table in tables if here is wanted] for wanted in (True, False))
+        return relations_of(unlisted) - relations_of(listed)

@@ -24,8 +24,8 @@ from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.errors import FeedGap, LakeError, UnknownTable, UsageError
 from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import feed_schema
-from pgcdc_assets.lake import changefeed, netchange
-from pgcdc_assets.lake.sqltext import equals, literal, table_identifier, value_text
+from pgcdc_assets.lake import netchange, tableat
+from pgcdc_assets.lake.undo import equals, literal, table_identifier, value_text
 from pgcdc_assets.mirror.delta import rowgroups
 from pgcdc_assets.protocol.text.typed import RAW_TYPE
 from tests.lake.onetable import DELETE, INSERT, INT, NAME, OLD, OWNER, TAGS, TEXT, TIME, TRUNCATE, UPDATE, OneTable, T
@@ -399,7 +399,7 @@ def test_changes_reports_a_gap_if_the_feed_ends_below_the_lsn_of_a_new_copy(at: 
     mirror = at.lake.at().table_at(NAME).mirror
     positions = {**mirror.positions, f"{OWNER.app_id()}/snapshot/public/t": 350}
     object.__setattr__(mirror, "positions", positions)
-    feed = changefeed.ChangeFeed.at(at.layout, NAME, mirror, OWNER.app_id(), Lsn(400))
+    feed = tableat.ChangeFeed.at(at.layout, NAME, mirror, OWNER.app_id(), Lsn(400))
     assert feed.covered == LsnRange(Lsn(350), Lsn(400))
     with pytest.raises(FeedGap):
         feed.require(Lsn(300))
@@ -442,7 +442,7 @@ def test_changes_returns_a_large_transaction_in_parts_of_bounded_size(
         files.append(writer.close())
     at.feeds.open(T).commit(files, LsnRange(Lsn(300), Lsn(400)))
     at.turn(410, (DELETE, {"id": "1"}))
-    monkeypatch.setattr(changefeed, "BATCH_BYTES", sum(file.size for file in files) // 10)
+    monkeypatch.setattr(tableat, "BATCH_BYTES", sum(file.size for file in files) // 10)
     parts = list(at.lake.at().changes(NAME, 300))
     assert max(part.num_rows for part in parts) <= 201
     assert [key for part in parts for key in part["id"].to_pylist()] == [*range(2000), 1]
