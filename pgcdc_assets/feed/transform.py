@@ -20,8 +20,7 @@ from pgcdc_assets.delta.commit import settle
 from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.file import trimmed
-from pgcdc_assets.feed.plan import FeedPlan, Followed, planned
-from pgcdc_assets.feed.routing import Router
+from pgcdc_assets.feed.plan import FeedPlan, Followed, Router, planned
 from pgcdc_assets.feed.schema import FeedEnd, FeedFile, FeedPart
 from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive

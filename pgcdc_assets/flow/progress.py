@@ -16,7 +16,7 @@ from pgcdc_assets.core.marks import Marks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LakeError, NotRepairable, UnknownTable, UsageError
 from pgcdc_assets.failures import contained
-from pgcdc_assets.feed.routing import Router
+from pgcdc_assets.feed.plan import Router
 from pgcdc_assets.flow.standing import ListedTables, Standings
 from pgcdc_assets.mirror.target import Target
 from pgcdc_assets.points.points import ConsistentPoints

@@ -25,7 +25,7 @@ from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import LogCorrupt
 from pgcdc_assets.failures import contained
-from pgcdc_assets.feed.routing import Router, known_leaves
+from pgcdc_assets.feed.plan import Router, known_leaves
 from pgcdc_assets.flow.maintenance import Thinning
 from pgcdc_assets.flow.messages import merge_messages, messages_report
 from pgcdc_assets.flow.reports import RangeReport, TableTurn, Untaken

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.feed.plan import Followed
-from pgcdc_assets.feed.routing import Router, known_leaves
+from pgcdc_assets.feed.plan import Followed, Router, known_leaves
 from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.flow.reports import TableTurn
 from pgcdc_assets.flow.work import Work

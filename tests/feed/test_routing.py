@@ -9,7 +9,7 @@ import pytest
 
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.feed.routing import Place, Router
+from pgcdc_assets.feed.plan import Place, Router
 from pgcdc_assets.protocol.shape import Shape
 from tests.structure.marked import leaf
 

@@ -24,8 +24,7 @@ from pgcdc_assets.delta.datafile import dataset
 from pgcdc_assets.feed import messages, task
 from pgcdc_assets.feed import transform as transform_module
 from pgcdc_assets.feed.events import Route
-from pgcdc_assets.feed.plan import Followed
-from pgcdc_assets.feed.routing import Place, Router
+from pgcdc_assets.feed.plan import Followed, Place, Router
 from pgcdc_assets.feed.schema import FeedEnd, FeedFile, feed_name, feed_schema
 from pgcdc_assets.feed.task import Derivation, FeedTarget, derive
 from pgcdc_assets.feed.transform import grouped, transform

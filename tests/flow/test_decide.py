@@ -12,7 +12,7 @@ import pytest
 from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.feed.routing import Router
+from pgcdc_assets.feed.plan import Router
 from pgcdc_assets.flow.decide import (
     GATHERED_BYTES,
     Bounds,

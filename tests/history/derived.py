@@ -18,7 +18,7 @@ from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.feed.events import Route
-from pgcdc_assets.feed.routing import Router
+from pgcdc_assets.feed.plan import Router
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.feed.task import Derivation, FeedTarget, derive
 from pgcdc_assets.lake.netchange import net_change
