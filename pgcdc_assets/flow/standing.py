@@ -13,7 +13,6 @@ from pgcdc_assets.failures import contained
 from pgcdc_assets.mirror.target import Generation, Target
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
-from pgcdc_assets.structure import listing
 from pgcdc_assets.structure.record import TableRecord, TableState
 
 
@@ -121,7 +120,9 @@ def _oid(row: StateRow) -> int | None:
 
 
 class ListedTables:
-    """Compares the tables' records with the newest point. ``records``: the present records of all known tables."""
+    """Compares the tables' records with the newest point, and decides which tables the next point may list. A point may
+    list a table only if it is certain that, at the LSN of the point, the source had a table of this name with the
+    structure of the mirror. ``records``: the present records of all known tables."""
 
     def __init__(self, points: ConsistentPoints, records: Mapping[TableName, TableRecord]) -> None:
         self._points = points
@@ -131,28 +132,31 @@ class ListedTables:
     def unlisted(self) -> bool:
         """Whether the newest point lacks a followed table, or is below its ``replay_lsn``. Then an operation has
         changed mirrors, and ended before it made a point."""
-        newest, followed = self._points.newest(), [record for record in self._records.values() if record.followed]
-        if newest is None:
-            return bool(followed)
+        newest = self._points.newest()
         return any(
-            record.replay_lsn > newest.replay_lsn or record.table.name not in newest.tables for record in followed
+            newest is None or record.replay_lsn > newest.replay_lsn or record.table.name not in newest.tables
+            for record in self._followed()
         )
 
     @property
     def shown_from(self) -> Lsn:
         """The lowest LSN at which a point can list all mirrors with their present structures. ZERO if the newest point
         is already at or above this LSN."""
-        newest, since = self._points.newest(), listing.structures_from(self._records.values())
+        newest = self._points.newest()
+        since = max((Lsn(record.table.descent.since) for record in self._followed()), default=ZERO)
         return ZERO if newest is not None and newest.replay_lsn >= since else since
 
     def late(self) -> list[TableRecord]:
-        """The tables that are late compared with the newest point: see :func:`listing.late`."""
-        newest = self._points.newest()
-        return [] if newest is None else listing.late(self._records.values(), newest.replay_lsn)
+        """The followed tables that are below the newest point, because they were copied while changes of other tables
+        were applied. Empty if all followed tables are below this point."""
+        newest, followed = self._points.newest(), self._followed()
+        below = [record for record in followed if newest is not None and record.replay_lsn < newest.replay_lsn]
+        return below if len(below) < len(followed) else []
 
     def versions_at(self, lsn: Lsn) -> dict[TableName, int]:
         """The versions of the mirrors that a point at ``lsn`` would list."""
-        return listing.versions_at(self._records.values(), lsn)
+        return {record.table.name: record.version for record in self._followed()
+                if record.replay_lsn == lsn and record.shown(lsn)}  # fmt: skip
 
     def kept_at(self, lsn: Lsn) -> Point | None:
         """The entries of the newest point that a second point at the same ``lsn`` must repeat unchanged. These are the
@@ -163,10 +167,18 @@ class ListedTables:
         if newest is None or newest.replay_lsn != lsn:
             return None
         names = newest.tables.keys() - self._records.keys()
-        names |= listing.left_out(self._records.values(), newest.tables, lsn)
+        names |= {name for name in newest.tables.keys() & self._records.keys() if self._left_out(name, lsn)}
         return replace(
             newest,
             tables={name: newest.tables[name] for name in names},
             positions={name: newest.positions[name] for name in names & newest.positions.keys()},
             changed={name: newest.changed[name] for name in names & newest.changed.keys()},
         ) if names else None  # fmt: skip
+
+    def _followed(self) -> list[TableRecord]:
+        return [record for record in self._records.values() if record.followed]
+
+    def _left_out(self, name: TableName, lsn: Lsn) -> bool:
+        """Whether no new point at ``lsn`` may list the table, because its structure or name has changed."""
+        record = self._records[name]
+        return record.former is not None or (record.followed and not record.shown(lsn))

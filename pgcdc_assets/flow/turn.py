@@ -72,13 +72,13 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
     that the stream never sends, although the log has its first row only after the turn.
     """
     for entry in tables:
-        name, oid = entry.table.name, entry.table.oid
+        name, oid, known = entry.table.name, entry.table.oid, known_leaves(entry.table)
         partitions = [batch.partitions for batch in span.batches if batch.end > entry.replay_lsn]
         if any(oid in of_root for leaves in partitions for of_root in leaves.values()):
             what = "it was a partition of another table for some time, and its changes arrived as changes of that table"
             work.observer.progress("watch", f"table {name}: {what}", table=str(name))
             work.progress.hold(name, UnreadRows(Strange.ATTACHED, what))
-        elif any(set(leaves.get(oid, ())) - known_leaves(entry.table) for leaves in partitions):
+        elif any(set(leaves.get(oid, ())) - known for leaves in partitions):
             what = "rows of an unknown partition arrived; it may have been dropped or detached since then"
             work.progress.hold(name, UnreadRows(Strange.PARTITION, what))
 

@@ -72,9 +72,8 @@ def _structure(of: DeltaVersion) -> str | None:
 
 def _key(table: Table, version: DeltaVersion) -> list[str]:
     """The names of the key's columns in a version of the mirror. They may differ from the current names."""
-    former = table.lineage.former if table.lineage is not None else ()
-    held = set(version.columns.names)
-    names = {column.attnum: column.name for column in (*former, *table.columns) if column.name in held}
+    columns, held = (*table.descent.former, *table.columns), set(version.columns.names)
+    names = {column.attnum: column.name for column in columns if column.name in held}
     if not names.keys() >= set(table.key):
         raise LakeError(f"the names that its key columns had in version {version.number} are not known",
                         thing=f"mirror {table.name}", do="use newer points")  # fmt: skip

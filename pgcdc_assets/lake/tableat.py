@@ -181,8 +181,7 @@ class TableAt:
 
 def _named(attnums: pa.ListArray, table: Table) -> pa.ListArray:
     """Replaces each attnum by the column's name in the feed."""
-    former = table.lineage.former if table.lineage is not None else ()
-    names = {column.attnum: feed_name(column.name) for column in (*former, *table.columns)}
+    names = {column.attnum: feed_name(column.name) for column in (*table.descent.former, *table.columns)}
     found = pa.array([names.get(attnum, str(attnum)) for attnum in attnums.flatten().to_pylist()], pa.string())
     lengths = pc.fill_null(pc.list_value_length(attnums), 0)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])

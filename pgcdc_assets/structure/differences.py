@@ -88,9 +88,8 @@ def _partitions(before: Table, now: Table) -> Iterator[Change]:
         what = f"lost partition {old[oid].name}" + (f", which {outside[oid]}" if oid in outside else "")
         yield Change(kind, what)
     names = {old[oid].name for oid in old.keys() & new.keys()}
-    left = before.lineage.left if before.lineage is not None else ()
     for oid in sorted(new.keys() - old.keys()):
-        back = oid in left or new[oid].name in names
+        back = oid in before.descent.left or new[oid].name in names
         kind = Difference.PARTITIONS_UNTOLD if back else Difference.PARTITIONS
         yield Change(kind, f"has a new partition {new[oid].name}")
     for oid in sorted(old.keys() & new.keys()):

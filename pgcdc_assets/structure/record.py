@@ -117,6 +117,13 @@ class TableRecord:
         with the table's state."""
         return self.table.marks.columns if self.columns is None else self.columns
 
+    def shown(self, lsn: Lsn) -> bool:
+        """Whether the source, at ``lsn``, certainly had the table under its name and with the structure of its mirror.
+        Only then may a consistent point at ``lsn`` list the table."""
+        if self.reshaping or self.since_columns is not None or self.listed_from is None:
+            return False
+        return self.listed_from <= lsn and self.table.descent.since <= lsn
+
     @property
     def needs_catalog_check(self) -> bool:
         """Whether the table is followed, and needs a catalog check before its changes are applied or a point lists

@@ -33,7 +33,6 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.spark.session import SparkOnDemand
-from pgcdc_assets.structure.listing import shown
 from pgcdc_assets.structure.record import TableState
 from pgcdc_assets.structure.successor import successor
 from tests.fix_postgres import Database
@@ -305,7 +304,7 @@ def test_column_change_that_the_mirror_follows_removes_the_table_only_from_later
     assert newest.tables[T] == version
     entry = run.work.progress[T]
     assert (entry.state.readable, entry.reshaping) == (True, True)
-    assert not shown(entry, Lsn(6))
+    assert not entry.shown(Lsn(6))
 
 
 def test_copy_is_listed_only_after_a_catalog_check_that_finds_its_table_unchanged(run: Run) -> None:
@@ -328,7 +327,7 @@ def test_table_renamed_back_is_not_listed_at_lsns_where_it_had_another_name(run:
     assert run.listed() == {QUIET, T}, "a second point at the same LSN lists the same tables"
     run.user.execute("ALTER TABLE other RENAME TO quiet")
     assert run.listed() == {QUIET, T}, "a third point at the same LSN lists the same tables"
-    assert not shown(run.work.progress[QUIET], run.work.log.position()), "at the log's end, the table was named `other`"
+    assert not run.work.progress[QUIET].shown(run.work.log.position()), "at the log's end, the table was named `other`"
     assert run.work.progress[QUIET].state.readable, "changes of the table are still applied"
 
 
@@ -345,8 +344,8 @@ def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_tim
     assert len(points.all()) == seen, "quiet may have been a partition of any table, so no table can be listed"
     for name in (QUIET, T):
         assert run.work.progress[name].state.readable, "changes of both tables are still applied"
-        assert shown(run.work.progress[name], catalog.seen_at)
-        assert not shown(run.work.progress[name], Lsn(catalog.seen_at - 1))
+        assert run.work.progress[name].shown(catalog.seen_at)
+        assert not run.work.progress[name].shown(Lsn(catalog.seen_at - 1))
     assert catalog.seen_at > run.work.log.position()
 
 
@@ -358,8 +357,8 @@ def test_table_that_was_a_partition_before_the_first_check_is_listed_only_from_t
     run.user.execute("ALTER TABLE r DETACH PARTITION quiet")
     run.sync._turns.publish(run.work.log.position())
     for name in (QUIET, T):
-        assert not shown(run.work.progress[name], run.work.log.position())
-        assert shown(run.work.progress[name], run.sync._catalog.seen_at)
+        assert not run.work.progress[name].shown(run.work.log.position())
+        assert run.work.progress[name].shown(run.sync._catalog.seen_at)
 
 
 def test_copy_of_a_table_that_then_was_a_partition_is_listed_only_from_a_later_check(run: Run) -> None:
@@ -372,8 +371,8 @@ def test_copy_of_a_table_that_then_was_a_partition_is_listed_only_from_a_later_c
     run.sync._turns.publish(at)
     run.land(at_the_snapshot)
     run.sync._turns.publish(at)
-    assert not shown(run.work.progress[QUIET], at)
-    assert shown(run.work.progress[QUIET], run.sync._catalog.seen_at)
+    assert not run.work.progress[QUIET].shown(at)
+    assert run.work.progress[QUIET].shown(run.sync._catalog.seen_at)
 
 
 def test_old_versions_of_a_table_are_not_deleted_during_its_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

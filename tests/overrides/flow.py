@@ -14,11 +14,11 @@ override("point_is_above_the_log", "pgcdc_assets.flow.progress:TablesProgress.pu
     lambda original: without(original, "raise LakeError"),
     rule="no point is published above the end of the log",
     test="tests/flow/test_progress.py::test_no_point_is_above_the_log")  # fmt: skip
-override("copying_tables_are_listed", "pgcdc_assets.structure.listing:versions_at",
+override("copying_tables_are_listed", "pgcdc_assets.flow.standing:ListedTables.versions_at",
     lambda original: with_instead(original, "record.replay_lsn == lsn", "record.replay_lsn <= lsn"),
     rule="a consistent point lists only tables whose mirrors are at its LSN",
     test="tests/flow/test_progress.py::test_point_lists_only_tables_that_have_reached_its_lsn")  # fmt: skip
-override("structure_is_listed_below_its_catalog_check", "pgcdc_assets.structure.listing:shown",
+override("structure_is_listed_below_its_catalog_check", "pgcdc_assets.structure.record:TableRecord.shown",
     lambda _: lambda record, lsn: True,
     rule="a table is listed in no point below the catalog check that showed its structure",
     test="tests/flow/test_progress.py::test_table_is_not_listed_below_the_lsn_of_its_new_structure")  # fmt: skip
