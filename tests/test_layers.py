@@ -50,7 +50,7 @@ NOT_OF_THE_LAKE = {
     "flow.lock": "the number of this process",
     "flow.outcomes": "the number of this process",
     "lake.lake": "paths as users give them",
-    "flow.spans": "variables of OpenTelemetry",
+    "flow.meter": "variables of OpenTelemetry",
 }
 TARGETS = ("mirror.delta", "delta", "deltalake")
 """The packages of the Delta target. The flow may import only its interface, :mod:`pgcdc_assets.mirror.target`."""

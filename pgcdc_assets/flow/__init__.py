@@ -23,10 +23,9 @@ progress    state and position of all tables    standing    reads them from the 
 backfill    derives, applies and repairs ranges by hand
 maintenance deletes data that is no longer needed
 outcomes    records how the last operations ended
-meter       counts what runs do, for metrics
+meter       counts what runs do, for metrics; sends OpenTelemetry spans of each turn
 requests    what the operator and verify ask of a running sync
 boundary    makes a point at the LSN of a snapshot, for verify
 ownlake     refuses a lake that is not the project's own
-spans       OpenTelemetry spans of each turn
 lock        one writer per lake                 reports     the results of a run, and its observers
 """

@@ -28,9 +28,8 @@ from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.plan import Router, known_leaves
 from pgcdc_assets.flow.maintenance import Thinning
 from pgcdc_assets.flow.messages import merge_messages, messages_report
-from pgcdc_assets.flow.reports import RangeReport, TableTurn, Untaken
+from pgcdc_assets.flow.reports import RangeReport, TableTurn, Turn, Untaken
 from pgcdc_assets.flow.stream import LogStream
-from pgcdc_assets.flow.turn import Turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.log.summary import ROW_KINDS, BatchSummary

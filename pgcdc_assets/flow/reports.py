@@ -36,6 +36,17 @@ class TableTurn:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """What one turn up to the boundary ``upto`` has done."""
+
+    upto: Lsn
+    tables: list[TableTurn]
+    """The tables whose mirrors changed."""
+    seconds: dict[str, float]
+    """Wall seconds by stage: transform and apply."""
+
+
+@dataclass(frozen=True)
 class Untaken:
     """Rows of the log that were applied to no mirror."""
 

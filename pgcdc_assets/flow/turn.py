@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.plan import Followed, Router, known_leaves
 from pgcdc_assets.feed.transform import transform
-from pgcdc_assets.flow.reports import TableTurn
+from pgcdc_assets.flow.reports import TableTurn, Turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.structure.record import Strange, TableRecord, UnreadRows
-
-
-@dataclass(frozen=True)
-class Turn:
-    upto: Lsn
-    tables: list[TableTurn]
-    """Tables whose mirror changed."""
-    seconds: dict[str, float]
 
 
 def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]) -> Turn:

@@ -16,9 +16,9 @@ from pgcdc_assets.flow.catalogwatch import CatalogWatch, carry_comments
 from pgcdc_assets.flow.copies import Copies
 from pgcdc_assets.flow.decide import PointDue, TablePosition, TakeLateTurn, TakeTurn, View, next_step
 from pgcdc_assets.flow.messages import messages_at, take_messages
+from pgcdc_assets.flow.meter import turn_spans
 from pgcdc_assets.flow.ranges import RunRanges
 from pgcdc_assets.flow.requests import VerifyRequests
-from pgcdc_assets.flow.spans import turn_spans
 from pgcdc_assets.flow.stream import LogStream
 from pgcdc_assets.flow.turn import take_turn
 from pgcdc_assets.flow.work import Work

@@ -20,10 +20,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.flow.meter import Meter, RunCounts, read_counts
-from pgcdc_assets.flow.reports import Silent, TableTurn
-from pgcdc_assets.flow.spans import ENDPOINTS, TurnSpans, turn_spans
-from pgcdc_assets.flow.turn import Turn
+from pgcdc_assets.flow.meter import ENDPOINTS, Meter, RunCounts, TurnSpans, read_counts, turn_spans
+from pgcdc_assets.flow.reports import Silent, TableTurn, Turn
 from pgcdc_assets.log.summary import BatchSummary
 from pgcdc_assets.store.local import path_of
 from tests.flow.rig import Rig
@@ -267,7 +265,7 @@ def test_if_opentelemetry_is_not_installed_the_run_names_the_package_to_install(
 
 def test_a_telemetry_endpoint_that_does_not_answer_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENDPOINTS[0], "http://127.0.0.1:1")
-    monkeypatch.setattr("pgcdc_assets.flow.spans._FLUSH_SECONDS", 0.2)
+    monkeypatch.setattr("pgcdc_assets.flow.meter._FLUSH_SECONDS", 0.2)
     spans = TurnSpans()
     began = time.monotonic()
     spans.record(time.time(), Lsn(1), Turn(Lsn(9), [TableTurn(T, Lsn(9), 1)], {}), [], time.time())
