@@ -33,13 +33,13 @@ def carry_comments(work: Work) -> bool:
     for table in list(_commented(work)):
         version = None
         if not table.comments_read:
-            work.observer.progress("watch", unread_comments(table.name), table=str(table.name))
+            work.say("watch", unread_comments(table.name), table.name)
         with contained() as failed:
             version = work.target.comment(table)
             carried = True
         if failed.reason is not None:
             what = f"the mirror of {table.name} lacks the comments of its table: {failed.reason}"
-            work.observer.progress("watch", what, table=str(table.name))
+            work.say("watch", what, table.name)
         work.progress.commented(table.name, table.comments, version)
     return carried
 
@@ -136,7 +136,7 @@ class CatalogWatch:
         differences = changes(record.table, now)
         line = reported(record, differences)
         if line and line != record.reported:
-            work.observer.progress("watch", f"table {now.name}: {line}", table=str(now.name))
+            work.say("watch", f"table {now.name}: {line}", now.name)
         found = verdict(
             record, now, differences, Rules(work.settings.schema_changes, work.settings.recopy_bytes),
             refusal=work.target.refusal(now), without_rows=self._stream.without_rows, paused=self.paused,
@@ -176,7 +176,7 @@ def _take_names(work: Work, shown: Mapping[TableName, Table]) -> None:
     progress.renamed_among(shown.values())
     for name in progress.gone(shown):
         if before[name] not in now:
-            work.observer.progress("watch", f"table {name}: is no longer published, or was dropped", table=str(name))
+            work.say("watch", f"table {name}: is no longer published, or was dropped", name)
     for name in progress.found(shown.values()):
         if shown[name].oid not in known:
-            work.observer.progress("watch", f"table {name}: is published now", table=str(name))
+            work.say("watch", f"table {name}: is published now", name)

@@ -170,7 +170,7 @@ class Copies:
         """Yield the copies that were committed since the last call, and show the user the messages (``notes``) of the
         copies' thread."""
         while not self.channel.notes.empty():
-            self._say(self.channel.notes.get())
+            self._work.say("snapshot", self.channel.notes.get())
         while not self.channel.committed.empty():
             copied = self.channel.committed.get()
             if self._follow:
@@ -226,13 +226,14 @@ class Copies:
                 continue
             new = self._work.progress.not_copied(name, failure.what)
             if self._rounds[name] < COPY_ROUNDS and not isinstance(failure, RightLacking):
-                self._say(f"copied again, because {failure.thing} {failure.what}", name)
+                self._work.say("snapshot", f"copied again, because {failure.thing} {failure.what}", name)
                 again.add(name)
             elif not self._follow:
                 if name in self._work.progress:
                     self._fail(failure)
             elif new:
-                self._say(f"the copy is postponed until the next catalog check: {failure.thing} {failure.what}", name)
+                what = f"the copy is postponed until the next catalog check: {failure.thing} {failure.what}"
+                self._work.say("snapshot", what, name)
         return again
 
     def _not_copied(self, name: TableName, failure: PgcdcError) -> None:
@@ -242,12 +243,8 @@ class Copies:
             self._fail(failure)
             return
         progress.put_aside(name, progress[name].replay_lsn, reason)
-        self._say(f"{name} is set aside: {reason}", name)
+        self._work.say("snapshot", f"{name} is set aside: {reason}", name)
 
     def _fail(self, error: PgcdcError) -> None:
         self.failure = self.failure or error
-        self._say(f"failed: {error}")
-
-    def _say(self, message: str, table: TableName | None = None) -> None:
-        fields = {} if table is None else {"table": str(table)}
-        self._work.observer.progress("snapshot", message, **fields)
+        self._work.say("snapshot", f"failed: {error}")

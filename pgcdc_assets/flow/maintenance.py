@@ -96,9 +96,7 @@ class Thinning:
         with contained() as failed:
             work.target.delete_unneeded(name, promised, retention.GRACE, lambda: True)
         if failed.reason is not None:
-            work.observer.progress(
-                "maintain", f"old versions of {name} were not deleted: {failed.reason}", table=str(name)
-            )
+            work.say("maintain", f"old versions of {name} were not deleted: {failed.reason}", name)
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def _refuse(work: Work, name: TableName) -> None:
 
 def _forgotten(work: Work, name: TableName) -> Forgotten:
     of_feed, of_mirror = work.feeds.remove(name), work.target.forget(name)
-    work.observer.progress("forget", f"table {name}: its mirror and feed were deleted", table=str(name))
+    work.say("forget", f"table {name}: its mirror and feed were deleted", name)
     return Forgotten(name, of_feed[0] + of_mirror.files, of_feed[1] + of_mirror.bytes)
 
 
@@ -207,7 +205,7 @@ class Maintenance:
                 continue
             with self._failure_noted(name):
                 if self._work.target.upkeep(name, row.table, listed[name], partial(self._may_begin, name)):
-                    self._say(f"optimized {name}")
+                    self._work.say("maintain", f"optimized {name}")
                     self._report.optimized.append(name)
 
     def publish(self) -> None:
@@ -234,7 +232,7 @@ class Maintenance:
         UntakenLedger(work.layout).forget(work.log.start)
         passed(FaultPoint.LOG_CUT)
         if self._report.log_files:
-            self._say(f"the log now starts at {work.log.start}")
+            self._work.say("maintain", f"the log now starts at {work.log.start}")
         for feed in self._feeds():
             self._report.feed_files += feed.forget(work.log.start)
         if work.messages is not None:
@@ -270,7 +268,7 @@ class Maintenance:
     def _note_vacuum(self, name: TableName, freed: Freed) -> None:
         passed(FaultPoint.MIRROR_VACUUMED)
         if freed.files:
-            self._say(f"vacuumed {name}: {freed.files} files, {freed.bytes:,} bytes")
+            self._work.say("maintain", f"vacuumed {name}: {freed.files} files, {freed.bytes:,} bytes")
             self._report.vacuumed.append(name)
             self._report.deleted_files += freed.files
             self._report.deleted_bytes += freed.bytes
@@ -305,9 +303,7 @@ class Maintenance:
         return found
 
     def _feeds(self) -> Iterator[FeedTable]:
-        for row in self._work.progress.states.all().values():
-            if row.table is not None:
-                yield self._work.feeds.open(row.table)
+        return map(self._work.feeds.open, self._work.progress.states.tables())
 
     def _may_begin(self, name: TableName) -> bool:
         if not self._allowance.runs_out(self._started):
@@ -327,6 +323,3 @@ class Maintenance:
         except LakeError as error:
             if (name, str(error)) not in self._report.failed:
                 self._report.failed.append((name, str(error)))
-
-    def _say(self, message: str) -> None:
-        self._work.observer.progress("maintain", message)

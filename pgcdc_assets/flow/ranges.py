@@ -240,7 +240,7 @@ class RunRanges:
             if (rows.relation_id, rows.why) not in self._reported:
                 self._reported.add((rows.relation_id, rows.why))
                 what = f"rows of {rows.name} are not applied to a mirror: {rows.why}"
-                self._work.observer.progress("transform", what, table=str(rows.name), lsn=str(span.lsns.start))
+                self._work.say("transform", what, rows.name, span.lsns.start)
 
 
 def merge_files(work: Work, report: RangeReport) -> None:
@@ -256,12 +256,12 @@ def merge_files(work: Work, report: RangeReport) -> None:
 def _merge_feed(work: Work, entry: TableRecord) -> None:
     """Merge a feed's small files. If this fails, the small files stay. The table is still followed, because its mirror
     has already applied the changes in these files."""
+    name = entry.table.name
     with contained() as failed:
         work.feeds.open(entry.table).compact(entry.replay_lsn)
     if failed.reason is not None:
-        work.observer.progress("apply", f"small files of the change feed of {entry.table.name} were not merged: "
-                               f"{failed.reason}; `pgcdc repair` of the table's ranges rebuilds the feed",
-                               table=str(entry.table.name))  # fmt: skip
+        what = f"small files of the change feed of {name} were not merged: {failed.reason}"
+        work.say("apply", f"{what}; `pgcdc repair` of the table's ranges rebuilds the feed", name)
 
 
 def range_report(

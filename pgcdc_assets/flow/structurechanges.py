@@ -58,10 +58,7 @@ class StructureChanges:
             case SetAside(reason, refused=True):
                 progress.refuse(now, reason)
             case SetAside(reason) if record.unread is not None:
-                progress.put_aside(name, record.replay_lsn, reason)
-                self._say(
-                    "apply", f"{name} is set aside, so its mirror no longer changes: {reason}", name, record.replay_lsn
-                )
+                self._work.put_aside(name, record.replay_lsn, reason)
             case SetAside(reason):
                 if record.followed or record.reason != reason:
                     progress.put_aside(name, self._work.log.position(), reason)
@@ -101,7 +98,7 @@ class StructureChanges:
         assert record.former is not None
         self._work.progress.reshaping(record.table.name)
         what = f"was renamed from {record.former}"
-        self._say("watch", f"table {record.table.name}: {what}, so its mirror is renamed too", record.table.name)
+        self._work.say("watch", f"table {record.table.name}: {what}, so its mirror is renamed too", record.table.name)
         change = partial(self._work.target.rename, record.former, record.table, record.version, record.replay_lsn)
         self._in_progress.append((MirrorChange(record.table, what, record.former), self._pool.submit(change)))
 
@@ -139,14 +136,14 @@ class StructureChanges:
             return False
         if change.failure is not None and progress[name].followed:
             progress.put_aside(name, progress[name].replay_lsn, change.failure)
-            self._say("watch", f"{name} is set aside, so its mirror no longer changes: {change.failure}", name)
+            self._work.say("watch", f"{name} is set aside, so its mirror no longer changes: {change.failure}", name)
             return False
         before, after = progress[name].table, change.after
         if not progress.reshaped(after, change.version):
             return False
         since = Lsn(after.descent.since)
         self._report(change, before, since)
-        self._say("watch", f"table {name}: {change.what}; {_done(before, after)}, as of LSN {since}", name, since)
+        self._work.say("watch", f"table {name}: {change.what}; {_done(before, after)}, as of LSN {since}", name, since)
         return True
 
     def _renamed(self, change: MirrorChange, former: TableName, seen_at: Lsn) -> bool:
@@ -158,11 +155,8 @@ class StructureChanges:
         self._work.feeds.restart_if_unreadable(change.after)
         self._work.feeds.open(change.after).end_at(progress[name].replay_lsn)
         if change.failure is not None:
-            self._say(
-                "watch",
-                f"table {name} will be copied, because its mirror could not be renamed from {former}: {change.failure}",
-                name,
-            )
+            why = f"its mirror could not be renamed from {former}: {change.failure}"
+            self._work.say("watch", f"table {name} will be copied, because {why}", name)
             progress.request_copy([name])
         if not progress.renamed(name, former, change.version):
             return False
@@ -174,10 +168,6 @@ class StructureChanges:
         self._work.observer.restructured(
             StructureChange(name, change.what, before, after, since, False, change.version)
         )
-
-    def _say(self, stage: str, what: str, table: TableName, lsn: Lsn | None = None) -> None:
-        at = {} if lsn is None else {"lsn": str(lsn)}
-        self._work.observer.progress(stage, what, table=str(table), **at)
 
 
 def _done(before: Table, after: Table) -> str:

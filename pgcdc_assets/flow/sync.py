@@ -93,9 +93,8 @@ class Sync:
         self._read_operator()
         complete = self._stream.complete_to
         if self._stream.arrived and not arrived:
-            self._work.observer.progress(
-                "receive", f"the change log contains every transaction up to LSN {complete}", lsn=str(complete)
-            )
+            what = f"the change log contains every transaction up to LSN {complete}"
+            self._work.say("receive", what, lsn=complete)
         moved |= self._take_structure_changes()
         moved |= self._take_copies()
         moved |= self._turns.turn(paused=self._paused, gathers=not (self.following or self.copying))
@@ -187,9 +186,8 @@ class Sync:
             else:
                 self._stream.until(max(now.endpos, self._copies.highest))
         if now.paused is not before.paused:
-            self._work.observer.progress(
-                "apply", "paused: changes go to the change log, but not to mirrors" if now.paused else "resumed"
-            )
+            what = "paused: changes go to the change log, but not to mirrors" if now.paused else "resumed"
+            self._work.say("apply", what)
             if before.paused:
                 self._copies.begin()
 

@@ -67,7 +67,7 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
         partitions = [batch.partitions for batch in span.batches if batch.end > entry.replay_lsn]
         if any(oid in of_root for leaves in partitions for of_root in leaves.values()):
             what = "it was a partition of another table for some time, and its changes arrived as changes of that table"
-            work.observer.progress("watch", f"table {name}: {what}", table=str(name))
+            work.say("watch", f"table {name}: {what}", name)
             work.progress.hold(name, UnreadRows(Strange.ATTACHED, what))
         elif any(set(leaves.get(oid, ())) - known for leaves in partitions):
             what = "rows of an unknown partition arrived; it may have been dropped or detached since then"
@@ -91,15 +91,11 @@ def _derive_and_apply(
     for name, end in ended.items():
         if end.unread:
             work.progress.hold(name, UnreadRows(Strange.STRUCTURE, end.reason))
-            what = f"{name} is paused until the next catalog check: {end.reason}"
-            work.observer.progress("apply", what, table=str(name), lsn=str(end.lsn))
+            work.say("apply", f"{name} is paused until the next catalog check: {end.reason}", name, end.lsn)
     failed = {name: (end.lsn, end.reason) for name, end in ended.items() if not end.unread}
     failed |= {result.table.name: result.set_aside for result in applied if result.set_aside is not None}
     for name, (lsn, reason) in failed.items():
-        work.progress.put_aside(name, lsn, reason)
-        work.observer.progress(
-            "apply", f"{name} is set aside, so its mirror no longer changes: {reason}", table=str(name), lsn=str(lsn)
-        )
+        work.put_aside(name, lsn, reason)
     return done, outrun, seconds
 
 

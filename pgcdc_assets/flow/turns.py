@@ -73,7 +73,7 @@ class Turns:
                 raise
             if str(blocked) != self._blocked:
                 self._blocked = str(blocked)
-                self._work.observer.progress("watch", f"the check of the source's catalog waits for a lock: {blocked}")
+                self._work.say("watch", f"the check of the source's catalog waits for a lock: {blocked}")
             return False
         if self._blocked is not None:
             self._blocked = None
@@ -205,9 +205,7 @@ class Turns:
         for name, what in self._work.progress.changed.items():
             if name not in self._reported:
                 self._reported.add(name)
-                self._work.observer.progress(
-                    "watch", f"the mirror of {name} does not match the source: {what}", table=str(name)
-                )
+                self._work.say("watch", f"the mirror of {name} does not match the source: {what}", name)
 
     def _entries(self, names: Sequence[TableName]) -> list[TableRecord]:
         return [self._work.progress[name] for name in names]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.messages import MessageFeed
 from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.flow.meter import Meter
@@ -44,6 +46,16 @@ class Work:
     def __post_init__(self) -> None:
         self.feeds = Feeds(self.layout, self.identity)
         self.meter = Meter(self.layout, self.log, self.progress.points)
+
+    def say(self, stage: str, message: str, table: TableName | None = None, lsn: Lsn | None = None) -> None:
+        """Report a message to people. ``table``, ``lsn``: what the message is about."""
+        about = {"table": table, "lsn": lsn}
+        self.observer.progress(stage, message, **{name: str(of) for name, of in about.items() if of is not None})
+
+    def put_aside(self, name: TableName, lsn: Lsn, reason: str) -> None:
+        """Set a followed table aside, and report it."""
+        self.progress.put_aside(name, lsn, reason)
+        self.say("apply", f"{name} is set aside, so its mirror no longer changes: {reason}", name, lsn)
 
     @property
     def layout(self) -> Layout:
