@@ -4,15 +4,14 @@ A **turn** writes the changes up to one boundary (a WAL position outside of comm
 them to the mirrors. A **point** is a row of ``consistent_points``: an LSN, and the version of each mirror at this LSN.
 A **range** is one or more whole batches of the log. It is a Dagster partition, and the unit of backfills.
 
-engine -> sync --> turns -> turn (transform, apply, publish)      one writer per lake
+engine -> sync --> turns (transform, apply, publish)      one writer per lake
              +---> catalogwatch -> structurechanges (in a thread of their own)
              +---> copies (in a thread of their own)
 
 engine      all operations                      work        the objects that every operation uses
 decide      decides what a run does next: pure functions
 sync        carries out one run of the sync     stream      the run's view of its receiver and its source
-turns       carries out the turns of a run and publishes its points
-turn        one turn: applies the log to tables up to one boundary
+turns       applies the log to tables, turn by turn, and publishes the points of a run
 ranges      counts, closes and reports the ranges of a run
 messages    the feed of logical messages in a run
 registration  registers mirrors in a catalog of query engines after points

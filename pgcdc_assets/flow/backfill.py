@@ -13,7 +13,7 @@ from pgcdc_assets.feed.transform import transform
 from pgcdc_assets.flow.messages import derive_messages
 from pgcdc_assets.flow.ranges import range_report, summed
 from pgcdc_assets.flow.reports import RangeReport, TableTurn
-from pgcdc_assets.flow.turn import record, take_turn
+from pgcdc_assets.flow.turns import record, take_turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.structure.record import TableRecord, TableState

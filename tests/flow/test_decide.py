@@ -30,7 +30,7 @@ from pgcdc_assets.flow.decide import (
 )
 from pgcdc_assets.flow.ranges import OpenRange, rows_by_kind, summed
 from pgcdc_assets.flow.reports import Silent, TableTurn
-from pgcdc_assets.flow.turn import take_turn
+from pgcdc_assets.flow.turns import take_turn
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.span import LogSpan

@@ -17,7 +17,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.flow.decide import LATE_SHARE, Bounds
-from pgcdc_assets.flow.turn import take_turn
+from pgcdc_assets.flow.turns import take_turn
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import deltatarget
 from pgcdc_assets.mirror.delta.copy import copy_tables
