@@ -266,11 +266,8 @@ def _groups(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
     shapes, shape = np.unique(rows["schema_id"].to_numpy(), return_inverse=True)
     group = shape * len(_KINDS) + kind
     numbers = np.unique(group)
-    if len(numbers) == 1:
-        yield int(shapes[numbers[0] // len(_KINDS)]), _KINDS[numbers[0] % len(_KINDS)], rows
-        return
     for number in numbers:
-        part = rows.take(pa.array(np.flatnonzero(group == number)))
+        part = rows if len(numbers) == 1 else rows.take(pa.array(np.flatnonzero(group == number)))
         yield int(shapes[number // len(_KINDS)]), _KINDS[number % len(_KINDS)], part
 
 

@@ -25,7 +25,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -100,20 +100,8 @@ class RunCounts:
     """The last time when, in a sync in follow mode, the mirrors had applied the whole log and a point listed them."""
     written: datetime | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "since": self.since.isoformat(),
-            "upto": int(self.upto),
-            "transactions": self.transactions,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "turns": {stage: vars(one) for stage, one in self.turns.items()},
-            "durable": vars(self.durable),
-            "readable": vars(self.readable),
-            "receiver_bytes": self.receiver_bytes,
-            "succeeded": None if self.succeeded is None else self.succeeded.isoformat(),
-            "written": None if self.written is None else self.written.isoformat(),
-        }
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), default=datetime.isoformat)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -220,7 +208,7 @@ class Meter:
         self._changed = False
         self.counts.written = datetime.now(UTC)
         with suppress(OSError, StoreFailed):
-            storage.replace(self._layout.counts, json.dumps(self.counts.to_json()).encode())
+            storage.replace(self._layout.counts, self.counts.to_json().encode())
 
 
 if TYPE_CHECKING:

@@ -158,7 +158,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored
     writer.commit(frames_of(200), [], Lsn(250))
     publish_at(ConsistentPoints(layout), 250, {A: 1})
     TableStates(layout).set(CATALOG.tables[0], TableState.STREAMING, Lsn(250))
-    storage.replace(layout.counts, json.dumps(RunCounts(datetime.now(UTC)).to_json()).encode())
+    storage.replace(layout.counts, RunCounts(datetime.now(UTC)).to_json().encode())
     keep_proofs(layout, [TableReport(A, lsn=Lsn(5))])
     with outcomes.recorded(layout, outcomes.OperationKind.SYNC, "sync", lambda text: None):
         pass
