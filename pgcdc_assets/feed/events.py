@@ -54,10 +54,6 @@ class Route:
         younger = tuple(column for column in table.columns if column.attnum not in alignment)
         return cls(shape, table, places, leaf, younger)
 
-    @property
-    def keyed(self) -> bool:
-        return bool(self.table.key)
-
 
 @dataclass(frozen=True)
 class RowChanges:
@@ -101,7 +97,7 @@ def changes(kind: RowKind, payload: pa.Array, route: Route, lsns: pa.Array) -> I
         )
     if kind == "I":
         yield from _inserts(found["N"], route)
-    elif not route.keyed and not route.table.multiset:
+    elif not route.table.key and not route.table.multiset:
         yield Unfollowable(0, "updates or deletes arrived, although the mirror has no key and follows inserts only")
     elif route.table.multiset:
         yield from _copies(found.get("N"), old, route)

@@ -91,12 +91,12 @@ class Derivation:
 
 @dataclass(frozen=True)
 class Derived:
-    """The result of one task."""
+    """The result of one task, or of all tasks of a transform."""
 
-    files: dict[TableName, list[FeedFile]]
-    ended: dict[TableName, FeedEnd]
+    files: dict[TableName, list[FeedFile]] = field(default_factory=dict)
+    ended: dict[TableName, FeedEnd] = field(default_factory=dict)
     """Tables whose changes could not be derived to the end of their span."""
-    taken: dict[TableName, int]
+    taken: Counter[TableName] = field(default_factory=Counter)
     """By table: the number of rows of the log whose changes are in the files."""
 
 
@@ -110,7 +110,7 @@ def derive(task: Derivation) -> Derived:
                 work.take(rows)
         files = work.close()
         passed(FaultPoint.FEED_FILES_WRITTEN)
-        return Derived(files, work.ended, dict(work.taken))
+        return Derived(files, work.ended, work.taken)
     except BaseException:
         work.abandon()
         raise

@@ -21,7 +21,7 @@ from pgcdc_assets.delta.datafile import opened_parquet
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.file import trimmed
 from pgcdc_assets.feed.plan import FeedPlan, Followed, Router, planned
-from pgcdc_assets.feed.schema import FeedEnd, FeedFile, FeedPart
+from pgcdc_assets.feed.schema import FeedEnd, FeedPart
 from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.feed.task import Derivation, Derived, FeedTarget, derive
 from pgcdc_assets.log.reader import Segment
@@ -71,20 +71,12 @@ def _nothing(table: Table, after: Lsn, failure: str) -> FeedPart:
     return FeedPart(table, LsnRange(after, after), (), FeedEnd(after, failure))
 
 
-@dataclass
-class _Outcome:
-    files: Sequence[FeedFile] = ()
-    ended: FeedEnd | None = None
-    taken: int = 0
-
-
-def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, written: list[Location]) -> FeedPart:
+def _committed(plan: FeedPlan, done: Derived, span_end: Lsn, written: list[Location]) -> FeedPart:
     """Commits a table's derived files to its feed. After a Delta commit, adds the feed's folder to ``written``, because
     the caller must make the commit durable."""
     feed, ended = plan.feed, None
     if plan.todo is not None:
-        outcome, end = done.get(plan.table.name, _Outcome()), plan.todo.end
-        files, ended = outcome.files, outcome.ended
+        files, ended, end = done.files.get(plan.table.name, []), done.ended.get(plan.table.name), plan.todo.end
         if ended is not None:
             end = ended.lsn
             files = [part for file in files if (part := trimmed(feed.path, file, end)) is not None]
@@ -102,10 +94,10 @@ def _committed(plan: FeedPlan, done: dict[TableName, _Outcome], span_end: Lsn, w
     return FeedPart(plan.table, taken, tuple(feed.files(taken)), ended)
 
 
-def _derived(spark: SparkSession, span: LogSpan, plans: Sequence[FeedPlan]) -> dict[TableName, _Outcome]:
+def _derived(spark: SparkSession, span: LogSpan, plans: Sequence[FeedPlan]) -> Derived:
     relations = {relation for plan in plans for relation in plan.relations}
     if not relations:
-        return {}
+        return Derived()
     unread: dict[int, dict[TableName, str]] = {}
     for plan in plans:
         for schema_id, reason in plan.unread.items():
@@ -114,7 +106,7 @@ def _derived(spark: SparkSession, span: LogSpan, plans: Sequence[FeedPlan]) -> d
     hull = LsnRange(min(lsns.start for lsns in todo.values()), max(lsns.end for lsns in todo.values()))
     segments = span.part(hull).segments(relations)
     if not segments:
-        return {}
+        return Derived()
     sizes = _sizes(span.part(hull), segments)
     base = Derivation(
         segments=(),
@@ -144,22 +136,18 @@ def grouped(segments: Sequence[Segment], most: int) -> list[list[Segment]]:
     return [group for group in groups if group]
 
 
-def _together(results: Iterable[Derived]) -> dict[TableName, _Outcome]:
-    found: dict[TableName, _Outcome] = {}
+def _together(results: Iterable[Derived]) -> Derived:
+    found = Derived()
     for result in results:
         for name, files in result.files.items():
-            entry = found.setdefault(name, _Outcome())
-            entry.files = [*entry.files, *files]
+            found.files.setdefault(name, []).extend(files)
         for name, end in result.ended.items():
-            entry = found.setdefault(name, _Outcome())
-            if entry.ended is None or end.lsn < entry.ended.lsn:
-                entry.ended = end
-        for name, rows in result.taken.items():
-            found.setdefault(name, _Outcome()).taken += rows
+            found.ended[name] = min(found.ended.get(name, end), end, key=lambda end: end.lsn)
+        found.taken.update(result.taken)
     return found
 
 
-def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done: dict[TableName, _Outcome]) -> None:
+def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done: Derived) -> None:
     """Compares the number of rows that the tasks derived for each table with the number that the receiver counted for
     the table's relations. If the numbers differ, the table's feed ends at the start of the span, and the table is set
     aside. So an error in this package cannot lose a row unnoticed."""
@@ -167,13 +155,10 @@ def _check_taken(span: LogSpan, router: Router, plans: Sequence[FeedPlan], done:
         if plan.todo is None:
             continue
         name, of = plan.table.name, span.part(plan.todo).rows
-        outcome = done.setdefault(name, _Outcome())
-        held = sum(of[relation].total() for relation in router.relations(name) & of.keys())
-        if outcome.ended is None and held != outcome.taken:
-            reason = (
-                f"the log has {held} rows of the table in {plan.todo}, but {outcome.taken} were written to the feed"
-            )
-            outcome.ended = FeedEnd(plan.todo.start, reason)
+        held, taken = sum(of[relation].total() for relation in router.relations(name) & of.keys()), done.taken[name]
+        if name not in done.ended and held != taken:
+            reason = f"the log has {held} rows of the table in {plan.todo}, but {taken} were written to the feed"
+            done.ended[name] = FeedEnd(plan.todo.start, reason)
 
 
 @dataclass(frozen=True)
