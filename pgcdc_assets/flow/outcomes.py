@@ -196,16 +196,12 @@ class _Book:
     def _write(self, **changed: Any) -> None:
         self._all[self._kind] = replace(self._outcome, **changed)
         try:
-            _save(self._layout, self._all)
+            told = {kind: one.to_json() for kind, one in self._all.items()}
+            storage.replace(self._layout.outcomes, json.dumps(told, indent=1).encode())
         except OSError as error:
             self._say(f"{self._layout.outcomes}: cannot be written: {error.strerror}")
         except StoreFailed as error:
             self._say(str(error))
-
-
-def _save(layout: Layout, outcomes: Mapping[str, Outcome]) -> None:
-    told = {kind: one.to_json() for kind, one in outcomes.items()}
-    storage.replace(layout.outcomes, json.dumps(told, indent=1).encode())
 
 
 def _load(layout: Layout) -> dict[str, Outcome]:

@@ -116,20 +116,17 @@ class PlacedRequest:
     def __init__(self, held: Lease) -> None:
         self._held = held
         self._placed = time.monotonic()
-        self._say(None)
+        self.at(None)
 
-    def at(self, lsn: Lsn) -> None:
-        """Ask for a consistent point at this LSN."""
-        self._say(lsn)
+    def at(self, lsn: Lsn | None) -> None:
+        """Ask for a consistent point at this LSN. None: its LSN is not known yet."""
+        self._held.write(f"{ProcessName.own()} {self._placed} {lsn or _NO_LSN}\n")
 
     @property
     def is_late(self) -> bool:
         """Whether more than NAMING_SECONDS have passed. Then it is too late to name an LSN, and a new request is
         needed."""
         return time.monotonic() - self._placed > NAMING_SECONDS
-
-    def _say(self, lsn: Lsn | None) -> None:
-        self._held.write(f"{ProcessName.own()} {self._placed} {lsn or _NO_LSN}\n")
 
 
 @contextmanager

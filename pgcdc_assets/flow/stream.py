@@ -19,7 +19,7 @@ from pgcdc_assets.flow.reports import Observer
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.client import ReceiverProcess
-from pgcdc_assets.log.receive.messages import Event, EventName
+from pgcdc_assets.log.receive.messages import EventName
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.pgclass import without_rows
@@ -117,13 +117,9 @@ class LogStream:
     def take_events(self) -> None:
         """Process the receiver's events. Raises the receiver's error, or ReceiverDied."""
         for event in self._receiver.events(0):
-            self._take(event)
-
-    def _take(self, event: Event) -> None:
-        if event.name == EventName.ARRIVED:
-            self.arrived = True
-        self.complete_to = max(self.complete_to, event.lsn)
-        self.stream_aborts = max(self.stream_aborts, event.stream_aborts)
+            self.arrived |= event.name == EventName.ARRIVED
+            self.complete_to = max(self.complete_to, event.lsn)
+            self.stream_aborts = max(self.stream_aborts, event.stream_aborts)
 
     def wait(self, seconds: float) -> None:
         """Sleep until the receiver sends an event, at most this long."""
