@@ -31,7 +31,6 @@ from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.messages import messages_needed
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.upkeep import forget, sweep_log
-from pgcdc_assets.mirror.target import Freed
 from pgcdc_assets.points.ledger import sweep_ledgers
 from pgcdc_assets.points.points import Point
 from pgcdc_assets.points.states import StateRow
@@ -254,8 +253,14 @@ class Maintenance:
             with self._failure_noted(name):
                 may_begin = partial(self._may_begin, name)
                 freed = self._work.target.delete_unneeded(name, promised.get(name, frozenset()), self._grace, may_begin)
-                if freed is not None:
-                    self._note_vacuum(name, freed)
+                if freed is None:
+                    continue
+                passed(FaultPoint.MIRROR_VACUUMED)
+                if freed.files:
+                    self._work.say("maintain", f"vacuumed {name}: {freed.files} files, {freed.bytes:,} bytes")
+                    self._report.vacuumed.append(name)
+                    self._report.deleted_files += freed.files
+                    self._report.deleted_bytes += freed.bytes
 
     def _catches_up(self, name: TableName) -> bool:
         """Whether the table is published and not set aside, but the newest point does not list it yet. All versions of
@@ -264,14 +269,6 @@ class Maintenance:
         newest = progress.points.newest()
         listed = newest is not None and name in newest.tables
         return name in progress and progress[name].state is not TableState.SET_ASIDE and not listed
-
-    def _note_vacuum(self, name: TableName, freed: Freed) -> None:
-        passed(FaultPoint.MIRROR_VACUUMED)
-        if freed.files:
-            self._work.say("maintain", f"vacuumed {name}: {freed.files} files, {freed.bytes:,} bytes")
-            self._report.vacuumed.append(name)
-            self._report.deleted_files += freed.files
-            self._report.deleted_bytes += freed.bytes
 
     def sweep(self) -> None:
         """Delete the unneeded files of the change log, the feeds and the points, and files that killed runs left. No

@@ -54,12 +54,11 @@ class TablesProgress:
             return
         for record in self.followed():
             name = record.table.name
-            if name not in newest.tables and self._was_listed(name):
+            if name in newest.tables:
+                continue
+            listing, held = self.points.listing(name), self._target.standing(name)
+            if listing is not None and held is not None and listing.replay_lsn >= held.snapshot_lsn:
                 self._tables[name] = replace(record, listed_from=None)
-
-    def _was_listed(self, name: TableName) -> bool:
-        listing, held = self.points.listing(name), self._target.standing(name)
-        return listing is not None and held is not None and listing.replay_lsn >= held.snapshot_lsn
 
     def __contains__(self, name: TableName) -> bool:
         return name in self._tables

@@ -37,7 +37,7 @@ from pgcdc_assets.log.upkeep import compact
 from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
 from pgcdc_assets.protocol.shape import Shape
 from pgcdc_assets.source.catalog.tables import TablePatterns
-from pgcdc_assets.structure.record import TableRecord, TableState
+from pgcdc_assets.structure.record import TableState
 
 
 @dataclass
@@ -249,19 +249,15 @@ def merge_files(work: Work, report: RangeReport) -> None:
     compact(work.log, report.span)
     merge_messages(work)
     for name in report.tables:
-        if name in work.progress:
-            _merge_feed(work, work.progress[name])
-
-
-def _merge_feed(work: Work, entry: TableRecord) -> None:
-    """Merge a feed's small files. If this fails, the small files stay. The table is still followed, because its mirror
-    has already applied the changes in these files."""
-    name = entry.table.name
-    with contained() as failed:
-        work.feeds.open(entry.table).compact(entry.replay_lsn)
-    if failed.reason is not None:
-        what = f"small files of the change feed of {name} were not merged: {failed.reason}"
-        work.say("apply", f"{what}; `pgcdc repair` of the table's ranges rebuilds the feed", name)
+        if name not in work.progress:
+            continue
+        entry = work.progress[name]
+        with contained() as failed:
+            work.feeds.open(entry.table).compact(entry.replay_lsn)
+        if failed.reason is not None:
+            # The table is still followed, because its mirror has already applied the changes in these files.
+            what = f"small files of the change feed of {name} were not merged: {failed.reason}"
+            work.say("apply", f"{what}; `pgcdc repair` of the table's ranges rebuilds the feed", name)
 
 
 def range_report(

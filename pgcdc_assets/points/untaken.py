@@ -65,14 +65,7 @@ class UntakenLedger:
 
     def add(self, new: Iterable[UntakenRows]) -> None:
         """Adds entries in one Delta commit, which is durable when this returns."""
-        rows = [
-            {
-                "relation_id": one.relation_id, "schema": one.name.schema, "name": one.name.name, "rows": one.rows,
-                "start": int(one.start), "last": int(one.last), "end": int(one.end),
-            }
-            for one in new
-        ]  # fmt: skip
-        if rows:
+        if rows := [{**vars(one), "schema": one.name.schema, "name": one.name.name} for one in new]:
             self._ledger.append(rows)
 
     def forget(self, log_start: Lsn) -> int:
