@@ -10,7 +10,7 @@ import pytest
 from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import SettingsError
-from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity, mirror_key
+from pgcdc_assets.source.catalog.pgclass import Index, RowIdentity, mirror_key
 from pgcdc_assets.source.catalog.tables import TablePatterns, read_tables, relation_facts
 from pgcdc_assets.source.connect.connection import connect
 from tests.fix_postgres import Database

@@ -6,9 +6,8 @@ pgtypes -> pgclass --+
 published -----------+
 
 pgtypes     reads types, with their base types and all types inside them
-pgclass     reads relations with their columns, indexes and comments
+pgclass     reads relations with their columns, indexes and comments; chooses a mirror's key
 published   reads what publications publish, even if a table is locked
-mirrorkey   chooses a mirror's key (no I/O)
 assembly    builds core.catalog.Table from all these rows (no I/O)
 tables      reads the tables that the settings select, and a fingerprint by which a later check notices changes
 """

@@ -14,8 +14,7 @@ from functools import cached_property
 from pgcdc_assets.core.catalog import Column, Leaf, Table
 from pgcdc_assets.core.marks import Marks, TableMarks
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.source.catalog.mirrorkey import RowIdentity, followable, mirror_key
-from pgcdc_assets.source.catalog.pgclass import CatalogRelation, Comments
+from pgcdc_assets.source.catalog.pgclass import CatalogRelation, Comments, RowIdentity, followable, mirror_key
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE, PublicationRows, Published
 

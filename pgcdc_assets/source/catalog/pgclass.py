@@ -1,4 +1,11 @@
-"""Reads rows of pg_class with their columns, keys and comments, and the leaves of partitioned tables."""
+"""Reads rows of pg_class with their columns, keys and comments, and the leaves of partitioned tables. Chooses the
+columns that are the key of a mirror.
+
+The stream identifies an old row by the table's replica identity. So the primary key is the mirror's key only if the
+replica identity contains all columns of the primary key. Otherwise the identity index is the mirror's key. Deferrable
+keys are not used, because one UPDATE (``SET id = -id``) may then swap the keys of two rows. The mirror applies one net
+change for each key, and cannot express such a swap.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +24,6 @@ from pgcdc_assets.core.formats import reading
 from pgcdc_assets.core.marks import Files, Marks, marks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import SourceFailed
-from pgcdc_assets.source.catalog.mirrorkey import Index, RowIdentity
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 
 # We do not call pg_relation_filenode(), because it ignores the query's snapshot. It could return the relfilenode from
@@ -73,6 +79,53 @@ of_catalog = partial(reading, "system catalog of the source", SourceFailed, "che
 """Decorates functions that interpret catalog rows. A row that breaks PostgreSQL's rules raises SourceFailed."""
 Comments = tuple[tuple[int, str], ...]
 """The form of :attr:`Table.comments`: attnum (0 for the table) and text, in attnum order."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """The primary key, or the index of REPLICA IDENTITY USING INDEX."""
+
+    columns: tuple[str, ...]
+    primary: bool
+    identity: bool
+    usable: bool
+    """Whether the index can identify rows: it is valid, unique, immediate, not partial and without expressions."""
+
+
+@dataclass(frozen=True)
+class RowIdentity:
+    """How the stream identifies the old rows of one relation."""
+
+    replica_identity: ReplicaIdentity
+    primary: tuple[str, ...] = ()
+    """Columns of the primary key, if it is usable."""
+    index: tuple[str, ...] = ()
+    """Columns of the identity index, if it is usable."""
+
+    @classmethod
+    def of(cls, replica_identity: ReplicaIdentity, indexes: Iterable[Index]) -> RowIdentity:
+        usable = [index for index in indexes if index.usable]
+        primary = next((index.columns for index in usable if index.primary), ())
+        chosen = next((index.columns for index in usable if index.identity), ())
+        return cls(replica_identity, primary, chosen)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """Columns that a key tuple ``K`` contains. Empty if there is no usable key, or if the replica identity is FULL,
+        with which the stream contains the whole old row."""
+        return {"d": self.primary, "i": self.index}.get(self.replica_identity, ())
+
+    @property
+    def publishable(self) -> bool:
+        """Whether PostgreSQL accepts updates and deletes on the table while a publication publishes them."""
+        return self.replica_identity == "f" or bool(self.carried)
+
+    def delivers(self, key: Sequence[str]) -> bool:
+        """Whether every update and delete in the stream contains at least the ``key`` of the old row."""
+        return self.replica_identity == "f" or (bool(self.carried) and set(key) <= set(self.carried))
+
+    def candidates(self) -> list[tuple[str, ...]]:
+        return [key for key in (self.primary, self.index) if key]
 
 
 @dataclass(frozen=True)
@@ -139,6 +192,22 @@ class CatalogRelation:
     def attnums(self, names: Iterable[str]) -> tuple[int, ...]:
         by_name = {column.name: column.attnum for column in self.columns}
         return tuple(by_name[name] for name in names if name in by_name)
+
+
+def mirror_key(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequence[str]) -> tuple[str, ...]:
+    """Returns the columns of the mirror's key; () if it has no key. ``own``: the table's identity. ``senders``: the
+    identities of the relations under whose names the stream sends the rows, which are the table or its leaves.
+    ``published``: the published columns. Only the table's own keys are used, because a key that only the leaves have is
+    not unique across the leaves."""
+    for key in own.candidates():
+        if set(key) <= set(published) and all(sender.delivers(key) for sender in senders):
+            return key
+    return ()
+
+
+def followable(own: RowIdentity, senders: Sequence[RowIdentity], published: Sequence[str]) -> bool:
+    """Whether updates and deletes can be mirrored: by a key or, with REPLICA IDENTITY FULL, by the whole old row."""
+    return bool(mirror_key(own, senders, published)) or all(sender.replica_identity == "f" for sender in senders)
 
 
 @of_catalog()

@@ -13,8 +13,7 @@ import psycopg
 
 from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.source.catalog.mirrorkey import followable, mirror_key
-from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, read_relations
+from pgcdc_assets.source.catalog.pgclass import CatalogRelation, followable, mirror_key, read_leaves, read_relations
 from pgcdc_assets.source.catalog.published import GENERATED_SINCE
 from pgcdc_assets.source.catalog.tables import TablePatterns
 
