@@ -16,7 +16,7 @@ from pgcdc_assets.project import load_catalog
 from pgcdc_assets.projectsource import source_of
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
-from pgcdc_assets.source.slot.positions import flush_lsn
+from pgcdc_assets.source.slot.slot import flush_lsn
 
 _WRITTEN = """
 SELECT r.write_lsn::text FROM pg_catalog.pg_replication_slots s

@@ -16,8 +16,7 @@ from pgcdc_assets.source.connect.connection import SourceConnection
 from pgcdc_assets.source.setup.publications import made_by_us, read_publication
 from pgcdc_assets.source.setup.selection import meant_tables, wanted_tables
 from pgcdc_assets.source.slot.blockers import transactions
-from pgcdc_assets.source.slot.positions import flush_lsn
-from pgcdc_assets.source.slot.slot import SlotStatus, identity
+from pgcdc_assets.source.slot.slot import SlotStatus, flush_lsn, identity
 
 _SETTINGS = """
 SELECT current_setting('wal_level'), nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1),

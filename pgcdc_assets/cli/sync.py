@@ -204,7 +204,7 @@ def _pause(*, paused: bool) -> int:
 def _source_position(settings: Settings) -> Lsn:
     from pgcdc_assets.projectsource import source_of
     from pgcdc_assets.source.connect.connection import APPLICATION, connect
-    from pgcdc_assets.source.slot.positions import boundary
+    from pgcdc_assets.source.slot.slot import boundary
 
     with connect(source_of(settings), application_name=f"{APPLICATION}/positions") as conn:
         return boundary(conn)

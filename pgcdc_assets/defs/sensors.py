@@ -31,7 +31,7 @@ from pgcdc_assets.protocol.layouts import CHANGES
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions
-from pgcdc_assets.source.slot.positions import FLUSH_LSN
+from pgcdc_assets.source.slot.slot import FLUSH_LSN
 from pgcdc_assets.structure.record import TableState
 
 if TYPE_CHECKING:

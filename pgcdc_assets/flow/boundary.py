@@ -18,8 +18,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.silence import TELL_SECONDS
 from pgcdc_assets.source.slot.blockers import OnWait, transactions
-from pgcdc_assets.source.slot.positions import flush_lsn
-from pgcdc_assets.source.slot.slot import LOCK_SECONDS
+from pgcdc_assets.source.slot.slot import LOCK_SECONDS, flush_lsn
 from pgcdc_assets.source.snapshot.export import Snapshot, exported_snapshot
 from pgcdc_assets.structure.record import TableState
 

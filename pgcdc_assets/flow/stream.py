@@ -25,7 +25,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.catalog.pgclass import without_rows
 from pgcdc_assets.source.catalog.tables import CatalogSnapshot
 from pgcdc_assets.source.setup.publications import OwnPair
-from pgcdc_assets.source.slot.positions import boundary, flush_lsn
+from pgcdc_assets.source.slot.slot import boundary, flush_lsn
 
 
 def publish_new(

@@ -32,8 +32,7 @@ from pgcdc_assets.projectsource import refuse_other_identity
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.failures import of_exception
-from pgcdc_assets.source.slot.positions import flush_lsn
-from pgcdc_assets.source.slot.slot import SlotStatus, identity, slot_status
+from pgcdc_assets.source.slot.slot import SlotStatus, flush_lsn, identity, slot_status
 
 WAIT_SECONDS: Final = 8.0
 """How long a scrape waits for a part. Prometheus gives up after ten seconds by default."""

@@ -20,7 +20,7 @@ from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from pgcdc_assets.source.connect.readers import SocketReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.positions import FLUSH_LSN, INSERT_LSN, WITHIN, flush_lsn
+from pgcdc_assets.source.slot.slot import FLUSH_LSN, INSERT_LSN, WITHIN, flush_lsn
 from pgcdc_assets.source.stream.drain import RANGE_LIMITS, RangeLimits
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows
 from tests.log.inside import ranges_of, receive_inside

@@ -19,8 +19,7 @@ from pgcdc_assets.source.catalog.tables import CatalogSnapshot, read_catalog, re
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.blockers import transactions
-from pgcdc_assets.source.slot.positions import RECORD_END
-from pgcdc_assets.source.slot.slot import SlotStatus, check_slot, identity, require_slot, slot_status
+from pgcdc_assets.source.slot.slot import RECORD_END, SlotStatus, check_slot, identity, require_slot, slot_status
 from tests.fix_postgres import Database
 from tests.servers import VERSIONS, new_server
 

@@ -28,7 +28,7 @@ from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.log.transactions import PreparedTransactions, TransactionsInProgress
 from pgcdc_assets.protocol.frames import FrameBlock, keepalive
 from pgcdc_assets.source.connect.silence import FOR_STREAMS, Patience, Silence
-from pgcdc_assets.source.slot.positions import SourceClock
+from pgcdc_assets.source.slot.slot import SourceClock
 from pgcdc_assets.source.stream.subscribe import FrameStream
 
 _RUN_BYTES = 1 << 20

@@ -1,4 +1,6 @@
-"""Creates the replication slot, reads it by SQL, and checks whether the change log may continue from it."""
+"""Creates the replication slot, reads it by SQL, and checks whether the change log may continue from it. Also reads the
+source's current WAL positions. On a standby, each of them is the replay position, and the WAL up to this position is
+always flushed."""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Self
+from functools import cached_property
+from typing import Any, Final, Self
 
 import psycopg
 
@@ -17,8 +20,25 @@ from pgcdc_assets.source.connect.failures import COPY_ANEW, NEW_LAKE
 from pgcdc_assets.source.connect.silence import TELL_SECONDS
 from pgcdc_assets.source.connect.walsender import CreatedSlot, ReplicationConnection
 from pgcdc_assets.source.slot.blockers import OnWait, log_blockers, transactions
-from pgcdc_assets.source.slot.positions import INSERT_LSN
 
+INSERT_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END)"
+"""SQL: the end of the written WAL, flushed or not. It may include a page header that no record follows."""
+FLUSH_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)"
+"""SQL: the end of the durable WAL. It may lie inside a record, but only at the end of a page (:data:`WITHIN`)."""
+WITHIN: Final = f"({FLUSH_LSN} < {INSERT_LSN} AND ({FLUSH_LSN} - '0/0') % current_setting('wal_block_size')::int8 = 0)"
+"""SQL: whether the flush position may lie inside a record. A commit flushes WAL up to the end of a record. Without a
+commit, the WAL writer flushes only whole pages (XLogBackgroundFlush), and a page may end inside a record."""
+_SHORT_HEADER: Final = 24
+_LONG_HEADER: Final = 40
+"""Bytes of the header of a page, and of the header of a segment file's first page (xlog_internal.h)."""
+RECORD_END: Final = f"""
+SELECT (lsn - CASE WHEN (lsn - '0/0') % segment = {_LONG_HEADER} THEN {_LONG_HEADER}
+                   WHEN (lsn - '0/0') % page = {_SHORT_HEADER} THEN {_SHORT_HEADER} ELSE 0 END)::text
+FROM (SELECT {INSERT_LSN} AS lsn, current_setting('wal_block_size')::int AS page,
+             (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size') AS segment) AS w
+"""  # noqa: S608  (put together of our own constants)
+"""SQL: a query for the end of the last record. The flush position always reaches this LSN at some time. It may never
+reach the insert position, which can lie after a page header that no record follows."""
 PLUGIN = "pgoutput"
 LOCK_SECONDS = 600
 """The lock_timeout of slot creation, in seconds. It applies to each transaction for which the creation waits. A nightly
@@ -245,3 +265,40 @@ def identity(conn: psycopg.Connection[Any], slot: str) -> Identity:
     """Returns the identity of the slot's stream: system identifier, database and slot."""
     ((system_identifier, database, oid),) = conn.execute(_IDENTITY)
     return Identity(system_identifier, database, slot, oid)
+
+
+# Positions of the source's WAL ------------------------------------------------------------------
+
+
+def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
+    """Returns the source's flush position, which is the end of the durable WAL."""
+    return Lsn.parse(_row(conn, f"SELECT {FLUSH_LSN}::text")[0])
+
+
+def boundary(conn: psycopg.Connection[Any]) -> Lsn:
+    """Returns an LSN at which a range of the change log may end, because no record crosses it. This is the flush
+    position or, if the flush position may lie inside a record, the end of the last written record."""
+    return Lsn.parse(_row(conn, f"SELECT CASE WHEN {WITHIN} THEN ({RECORD_END}) ELSE {FLUSH_LSN}::text END")[0])
+
+
+class SourceClock:
+    """Reads the source's positions on an SQL connection, while the replication connection is busy with the stream."""
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        self._conn = conn
+
+    @cached_property
+    def wal_writer_delay(self) -> float:
+        """The setting wal_writer_delay in seconds."""
+        query = "SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'wal_writer_delay'"
+        return float(_row(self._conn, query)[0])
+
+    def positions(self) -> tuple[Lsn, Lsn]:
+        """Returns the current insert position and flush position."""
+        inserted, flushed = _row(self._conn, f"SELECT {INSERT_LSN}::text, {FLUSH_LSN}::text")
+        return Lsn.parse(inserted), Lsn.parse(flushed)
+
+
+def _row(conn: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
+    (row,) = conn.execute(query.encode())
+    return tuple(row)

@@ -32,7 +32,7 @@ from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from pgcdc_assets.source.connect.readers import FrameSource, SocketReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.positions import FLUSH_LSN, WITHIN
+from pgcdc_assets.source.slot.slot import FLUSH_LSN, WITHIN
 
 LEAST_BYTES: Final = 32 << 20
 """A smaller backlog is streamed. A drain has to copy the slot first, and the stream sends this much WAL in the same
