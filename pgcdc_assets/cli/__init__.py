@@ -12,7 +12,7 @@ dagsterui      `dagster dev` with a webserver that refuses requests from other w
 deploy         code-server, pack
 demo           demo
 jobs           commands as runs of Dagster's jobs
-dagsterproject settings from a component of a Dagster project
-arguments      reads LSNs, ranges and tables from arguments; adds topics and examples to the help of commands
+arguments      reads LSNs, ranges, tables and the option --component from arguments; adds topics and examples to the
+               help of commands
 console        prints lines, and shows the progress of a run on a terminal
 """

@@ -19,9 +19,8 @@ from itertools import pairwise
 import click
 
 from pgcdc_assets import logs, projectfile
-from pgcdc_assets.cli.arguments import LOG_FORMAT, CommandGroup, examples, log_format
+from pgcdc_assets.cli.arguments import LOG_FORMAT, CommandGroup, examples, log_format, of_component
 from pgcdc_assets.cli.console import say, visible
-from pgcdc_assets.cli.dagsterproject import of_component
 from pgcdc_assets.cli.demo import demo
 from pgcdc_assets.cli.deploy import code_server, pack
 from pgcdc_assets.cli.maintenance import forget, maintain

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pgcdc_assets.cli.arguments import as_json, examples
+from pgcdc_assets.cli.arguments import as_json, examples, is_component
 from pgcdc_assets.cli.console import amount, say, show, waits
-from pgcdc_assets.cli.dagsterproject import is_component
 from pgcdc_assets.cli.jobs import release_instance
 from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.demo import shop

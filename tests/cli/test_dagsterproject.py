@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 import pytest
 
-from pgcdc_assets.cli.dagsterproject import is_component
+from pgcdc_assets.cli.arguments import is_component
 from pgcdc_assets.cli.dagsterui import SameOrigin, guarded, refusal
 from pgcdc_assets.cli.jobs import instance
 from pgcdc_assets.cli.main import pgcdc, run
