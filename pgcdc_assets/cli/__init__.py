@@ -7,9 +7,8 @@ status_verify  status, positions, verify
 metrics        metrics
 maintenance    maintain, forget
 sql            sql
-up             up
+up             up, code-server, pack
 dagsterui      `dagster dev` with a webserver that refuses requests from other web pages
-deploy         code-server, pack
 demo           demo
 jobs           commands as runs of Dagster's jobs
 arguments      reads LSNs, ranges, tables and the option --component from arguments; adds topics and examples to the

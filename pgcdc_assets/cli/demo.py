@@ -18,7 +18,6 @@ from pgcdc_assets.cli.console import ConsoleProgress, say
 from pgcdc_assets.cli.source import make_ready
 from pgcdc_assets.cli.status_verify import in_a_sentence, print_report
 from pgcdc_assets.cli.up import serve
-from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.layout import LOCAL, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LakeError
@@ -73,7 +72,7 @@ def demo(seconds: int, rate: float, lake: str | None, ui: bool) -> int:
     proof = show.run(rate)
     _print(show, proof, folder, settings.layout.root)
     if ui:
-        _leave_open(settings)
+        serve(settings)
     return proof.exit_code
 
 
@@ -168,7 +167,6 @@ def _too_late(lsn: Lsn, max_seconds: float | None) -> None:
 
 
 def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> None:
-
     print_report(proof)
     report = show.report
     if report is not None:
@@ -179,10 +177,3 @@ def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> Non
     click.echo(in_a_sentence(proof))
     where = folder if root.scheme == LOCAL else f"{root} and {folder}"
     say(f"pgcdc: the lake and Dagster's runs stay in {where}; to see them: cd {folder} && pgcdc up", err=True)
-
-
-def _leave_open(settings: Settings) -> None:
-
-    stop = threading.Event()
-    with ENDING.at_boundary(stop, boundary=None):
-        serve(settings, stop)

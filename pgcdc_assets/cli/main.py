@@ -22,14 +22,13 @@ from pgcdc_assets import logs, projectfile
 from pgcdc_assets.cli.arguments import LOG_FORMAT, CommandGroup, examples, log_format, of_component
 from pgcdc_assets.cli.console import say, visible
 from pgcdc_assets.cli.demo import demo
-from pgcdc_assets.cli.deploy import code_server, pack
 from pgcdc_assets.cli.maintenance import forget, maintain
 from pgcdc_assets.cli.metrics import metrics
 from pgcdc_assets.cli.source import setup, teardown
 from pgcdc_assets.cli.sql import sql
 from pgcdc_assets.cli.status_verify import positions, status, verify
 from pgcdc_assets.cli.sync import follow, heal, pause, repair, resume, snapshot, sync, until
-from pgcdc_assets.cli.up import up
+from pgcdc_assets.cli.up import code_server, pack, up
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.errors import PgcdcError, SettingsError
 from pgcdc_assets.settings import STATE_FOLDER, unknown_variables

@@ -1,7 +1,12 @@
-"""``pgcdc up``: runs Dagster's UI and daemon, with the sensor that starts syncs. When the command is stopped, it ends
-these processes and all processes that they started. When the saved catalog shows that tables were added, removed or
-altered, it makes Dagster load the project's definitions again, because the definitions are created from this
-catalog."""
+"""The commands that run Dagster, or prepare the parts of a project for other machines: up, code-server, pack.
+
+``pgcdc up`` runs Dagster's UI and daemon, with the sensor that starts syncs. ``pgcdc code-server`` serves the project
+to a Dagster webserver and daemon elsewhere. When such a command is stopped, it ends the running sync at the sync's next
+boundary, and then all processes that it started. Dagster's own ``code-server start`` would wait until the sync ends by
+itself, so stopping its container would kill the sync. When the saved catalog shows that tables were added, removed or
+altered, the commands make Dagster load the project's definitions again, because the definitions are created from this
+catalog.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ import psutil
 
 from pgcdc_assets.cli.arguments import examples
 from pgcdc_assets.cli.console import say
-from pgcdc_assets.cli.jobs import claim_instance, environment
+from pgcdc_assets.cli.jobs import claim_instance, environment, project_settings
 from pgcdc_assets.cli.source import make_ready
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.core.ending import ENDING
@@ -43,6 +48,8 @@ PORT = 3000
 """Dagster's own default. If it is in use, the next free port is taken."""
 HOST = "127.0.0.1"
 """The UI has no login, so it listens on loopback only."""
+CODE_PORT = 4000
+"""The port of the code server. Dagster's own examples use it."""
 
 _READY_SECONDS = 120
 _END_SECONDS = 6.5
@@ -71,38 +78,61 @@ def up(port: int | None, host: str) -> int:
     refuse_other_lake(settings)
     if port is not None and not _is_free(host, port):
         raise MachineError(f"{port} is in use", thing="port", do="choose another port, or omit --port")
-    stop = threading.Event()
     conninfo = started_source(settings, survive=False)
     with connect(conninfo) as conn:
         claim_instance(settings, identity(conn, settings.slot))
     make_ready(settings, conninfo)
     if is_embedded(settings):
         say(f"embedded PostgreSQL: {shop.server(settings.state).psql}", err=True)
-    with ENDING.at_boundary(stop, boundary=None):
-        serve(settings, stop, host, port)
+    serve(settings, host, port)
     return 0
 
 
-def serve(settings: Settings, stop: threading.Event, host: str = HOST, port: int | None = None) -> None:
-    """Run Dagster's webserver and daemon until ``stop`` is set. Raises MachineError if they end earlier."""
+def serve(settings: Settings, host: str = HOST, port: int | None = None) -> None:
+    """Run Dagster's webserver and daemon until a signal asks this process to end. Raises MachineError if they end
+    earlier."""
     log = settings.state.absolute() / "up.log"
     url = f"http://{host}:{port or free_port(host)}"
     reloading = Reloading(settings.catalog_file, partial(by_webserver, url))
-    process = _start(log, url)
-    try:
-        _wait_until_ready(process, stop, url, log)
-        click.echo(f"Dagster's UI: {url}")
-        say(
-            f"{settings.name}_sync_sensor is on and keeps mirrors up to date; Ctrl-C stops Dagster and the sync",
-            err=True,
-        )
-        while not stop.wait(0.5):
-            if process.poll() is not None:
-                raise MachineError(f"ended with code {process.returncode}", thing="Dagster", do=f"see {log}")
-            reloading.look()
-            rotate(log)
-    finally:
-        end(process, settings.layout)
+    with ENDING.at_boundary(stop := threading.Event(), boundary=None):
+        process = _start(log, url)
+        try:
+            _wait_until_ready(process, stop, url, log)
+            click.echo(f"Dagster's UI: {url}")
+            say(
+                f"{settings.name}_sync_sensor is on and keeps mirrors up to date; Ctrl-C stops Dagster and the sync",
+                err=True,
+            )
+            while not stop.wait(0.5):
+                if process.poll() is not None:
+                    raise MachineError(f"ended with code {process.returncode}", thing="Dagster", do=f"see {log}")
+                reloading.look()
+                rotate(log)
+        finally:
+            end(process, settings.layout)
+
+
+@click.command("code-server", epilog=examples("pgcdc code-server --host 0.0.0.0 --port 4000"))
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=CODE_PORT, show_default=True, help="Port of the gRPC server."
+)
+@click.option("--host", default=HOST, show_default=True, help="Address to listen on; the server has no login.")
+def code_server(port: int, host: str) -> int:
+    """Serve this project's definitions to a Dagster that runs elsewhere."""
+    settings = project_settings(set_up=False)
+    command = ["code-server", "start", "--module-name", "pgcdc_assets.definitions", "--location-name", LOCATION]
+    command += ["--host", host, "--port", str(port), "--log-level", "warning"]
+    with ENDING.at_boundary(stop := threading.Event(), boundary=None):
+        reloading = Reloading(settings.catalog_file, partial(by_code_server, host, port))
+        process = started("dagster", command, sys.stderr)
+        try:
+            while not stop.wait(0.5):
+                if process.poll() is not None:
+                    raise MachineError(f"ended with code {process.returncode}", thing="Dagster's code server")
+                reloading.look()
+        finally:
+            end(process, settings.layout)
+    return 0
 
 
 def _start(log: Path, url: str) -> subprocess.Popen[bytes]:
@@ -252,3 +282,20 @@ def by_code_server(host: str, port: int) -> bool:
     except DagsterUserCodeUnreachableError:
         return False
     return True
+
+
+@click.command(epilog=examples("pgcdc pack -o pgcdc_env.tar.gz"))
+@click.option("-o", "output", type=click.Path(dir_okay=False, path_type=Path), default=Path("pgcdc_env.tar.gz"),
+              show_default=True, help="The archive's file.")  # fmt: skip
+def pack(output: Path) -> int:
+    """Pack this Python environment for executors of a Spark cluster. Name the archive in `spark: {archive: ...}`."""
+    from pgcdc_assets.spark import archive
+    from pgcdc_assets.spark.attempt import versions
+
+    if not output.name.endswith((".tar.gz", ".tgz")):
+        raise click.BadParameter("must end with .tar.gz or .tgz", param_hint="-o")
+    packed = archive.pack(output.absolute())
+    ours = versions()
+    say(f"wrote {output}: {packed.bytes / 1e6:.0f} MB, pgcdc_assets {ours['pgcdc_assets']} and "
+        f"{len(packed.packages) - 1} packages, for nodes with Python {ours['Python']}")  # fmt: skip
+    return 0
