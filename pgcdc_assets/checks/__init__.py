@@ -1,8 +1,8 @@
 """Reports the state of source and lake, and checks whether the mirrors equal the source. Uses plain SQL and delta-rs,
 no JVM.
 
-source_facts, lake_facts -> slothealth, tablehealth -> status     reads facts, finds problems, describes them in words
-sides -> rendering -> compare -> verify                           compares every row and value at one LSN
+facts -> slothealth, tablehealth -> status     reads facts, finds problems, describes them in words
+sides -> rendering -> compare -> verify        compares every row and value at one LSN
 
 documents   the JSON documents of commands
 health      the data types of the health rules: facts (input) and problems (output)

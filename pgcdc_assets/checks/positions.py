@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from typing_extensions import TypedDict
 
-from pgcdc_assets.checks.status import lowest_replayed
+from pgcdc_assets.checks.facts import lowest_replayed, read_tables
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.flow import lock
 from pgcdc_assets.flow.requests import operator_requests
@@ -76,7 +76,7 @@ def positions(settings: Settings) -> Positions:
         row = conn.execute(_WRITTEN, [settings.slot]).fetchone()
         # Replay is read before flush, and flush before the source's position, so that replay never seems to be ahead of
         # flush, and flush never ahead of the source.
-        replayed = lowest_replayed(layout, catalog) if catalog is not None else None
+        replayed = lowest_replayed(read_tables(layout, catalog)) if catalog is not None else None
         log = ChangeLog(layout)
         flushed = log.position() if log.exists else None
         source = flush_lsn(conn)

@@ -22,12 +22,10 @@ from pgcdc_assets.checks.documents import (
     SlotDocument,
     StatusDocument,
 )
+from pgcdc_assets.checks.facts import lowest_replayed, read_source, with_lake, with_log
 from pgcdc_assets.checks.health import Facts, MessageFacts, Problem, Severity, TableFacts, problem_of
 from pgcdc_assets.checks.lag import Lag, lags
-from pgcdc_assets.checks.lake_facts import read_tables, with_lake, with_log
 from pgcdc_assets.checks.problemcodes import ProblemCode
-from pgcdc_assets.checks.source_facts import read_source
-from pgcdc_assets.core.catalog import Catalog
 from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
@@ -230,17 +228,8 @@ def _with_source(facts: Facts, settings: Settings, conninfo: str) -> Facts:
         return replace(facts, source=read_source(conn, settings, slot, facts.catalog))
 
 
-def lowest_replayed(layout: Layout, catalog: Catalog) -> Lsn | None:
-    """``replay_lsn`` of the lake: the lowest position of the followed tables."""
-    return _lowest(read_tables(layout, catalog))
-
-
-def _lowest(tables: Iterable[TableFacts]) -> Lsn | None:
-    return min((t.replay_lsn for t in tables if t.state.readable and t.replay_lsn is not None), default=None)
-
-
 def _status(facts: Facts, found: Sequence[Problem]) -> Status:
-    replay_lsn = _lowest(facts.tables)
+    replay_lsn = lowest_replayed(facts.tables)
     behind = facts.source.flush_lsn - replay_lsn if facts.source and replay_lsn is not None else None
     return Status(
         slot=facts.slot,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.checks.lake_facts import read_tables
+from pgcdc_assets.checks.facts import read_tables
 from pgcdc_assets.core.layout import DELTA_LOG, Location, checkpoint_name, commit_name
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.checkpoint import make_checkpoint

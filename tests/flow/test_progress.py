@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from pgcdc_assets.checks.lake_facts import read_tables
+from pgcdc_assets.checks.facts import read_tables
 from pgcdc_assets.core.catalog import Catalog, Column, Lineage, PgType, Table
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn

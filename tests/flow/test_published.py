@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.checks.lake_facts import read_tables
+from pgcdc_assets.checks.facts import read_tables
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import RightLacking
 from pgcdc_assets.points.points import ConsistentPoints

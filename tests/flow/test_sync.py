@@ -19,7 +19,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.documents import InProgressDocument
-from pgcdc_assets.checks.lake_facts import read_tables
+from pgcdc_assets.checks.facts import read_tables
 from pgcdc_assets.checks.positions import positions
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.cli.console import ConsoleProgress

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from pgcdc_assets.checks.source_facts import _without_identity
+from pgcdc_assets.checks.facts import _without_identity
 from pgcdc_assets.core.catalog import Table
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog.pgclass import read_relations
 from pgcdc_assets.source.catalog.published import PublicationRows, read_beside_locks, read_published
 from pgcdc_assets.source.catalog.tables import CatalogSnapshot, read_tables
 from pgcdc_assets.source.connect.connection import connect
@@ -404,7 +405,8 @@ def test_leaves_that_are_not_decoded_are_not_part_of_the_mirror(database: Databa
         findings = check_source(conn, Settings(source=database.conninfo, publication="p"))
         assert {one.what for one in findings if one.thing == "table public.r"} >= {str(one) for one in root.outside}
         assert set(stored_tables(conn, [root.oid])) == {root.oid, *(leaf.oid for leaf in root.leaves)}
-        refused = _without_identity(conn, read_published(conn, ["p"], unread=True))
+        published = read_published(conn, ["p"], unread=True)
+        refused = _without_identity(conn, published, read_relations(conn, published))
         assert {name.name for name in refused} == {"r4"}, "foreign and unlogged tables need no replica identity"
         snapshot = CatalogSnapshot.read(conn, ["p"], ())
         user.execute("ALTER TABLE r3 SET LOGGED; ALTER TABLE r3 REPLICA IDENTITY FULL")

@@ -1,10 +1,10 @@
-"""Reads the facts about the lake: its log, the state and ``replay_lsn`` of each table, the feed of messages.
-The newest consistent point gives the position of all streaming tables in one small read. In addition, each mirror is
+"""Reads the facts that the health rules check. The source is read by plain SQL on one short connection. In the lake,
+the newest consistent point gives the position of all streaming tables in one small read. In addition, each mirror is
 checked for new commits of other writers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,11 +13,14 @@ from functools import partial
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.checks.health import (
+    Backend,
     Facts,
     LeftFacts,
     LogFacts,
     MessageFacts,
     Problem,
+    PublicationFacts,
+    SourceFacts,
     TableFacts,
     UntakenFacts,
     problem_of,
@@ -39,10 +42,99 @@ from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
 from pgcdc_assets.points.untaken import UntakenLedger
+from pgcdc_assets.projectsource import refuse_other_identity
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, read_relations
+from pgcdc_assets.source.catalog.published import Published, read_published
+from pgcdc_assets.source.connect.connection import SourceConnection
+from pgcdc_assets.source.setup.publications import made_by_us, read_publication
+from pgcdc_assets.source.setup.selection import meant_tables, wanted_tables
+from pgcdc_assets.source.slot.blockers import transactions
+from pgcdc_assets.source.slot.slot import SlotStatus, flush_lsn, identity
 from pgcdc_assets.structure.record import TableState
 
+_SETTINGS = """
+SELECT current_setting('wal_level'), nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1),
+       current_setting('synchronous_standby_names'),
+       extract(epoch FROM coalesce(current_setting('idle_replication_slot_timeout', true), '0')::interval)::float8
+"""
+_HOLDER = "SELECT pid, application_name::text FROM pg_catalog.pg_stat_activity WHERE pid = %s"
+_PUBLICATIONS = """
+SELECT pubname::text, pubinsert, pubupdate, pubdelete, pubtruncate
+FROM pg_catalog.pg_publication WHERE pubname = ANY(%s)
+"""
 _UNREADABLE = (PgcdcError, DeltaError, OSError)
+
+
+def read_source(
+    conn: SourceConnection, settings: Settings, status: SlotStatus | None, catalog: Catalog | None
+) -> SourceFacts:
+    """The facts about the source. The caller must have read the log's position before (see
+    :attr:`SourceFacts.flush_lsn`). Raises WrongSource if the server is not the source that the project was set up
+    with."""
+    found = identity(conn, settings.slot)
+    refuse_other_identity(settings, found)
+    names = catalog.publications if catalog else (settings.publication,)
+    [(wal_level, keep_bytes, standby_names, idle_seconds)] = conn.execute(_SETTINGS)
+    entries = read_published(conn, names, unread=True)
+    relations = read_relations(conn, entries)
+    published = {}
+    for name, *operations in conn.execute(_PUBLICATIONS, [list(names)]):
+        listed = frozenset(one.name for oid, one in relations.items() if name in entries[oid].publications)
+        published[name] = PublicationFacts(name, listed, *operations)
+    publication = read_publication(conn, settings.publication)
+    ours = publication is not None and made_by_us(publication, settings.slot)
+    called = _mirrored(conn, relations)
+    limited = catalog is not None and not all(table.updates_seen for table in catalog.tables)
+    wanted = wanted_tables(conn, settings.tables) if limited and ours else []
+    return SourceFacts(
+        identity=found,
+        flush_lsn=flush_lsn(conn),
+        wal_level=wal_level,
+        max_slot_wal_keep_bytes=keep_bytes,
+        synchronous_standby_names=standby_names,
+        idle_slot_timeout=timedelta(seconds=idle_seconds),
+        holder=_holder(conn, status),
+        oldest=next(iter(transactions(conn)), None),
+        publications={name: published.get(name) for name in names},
+        mirrored=frozenset(called.values()),
+        called=called,
+        meant=frozenset(meant_tables(conn, settings.tables)),
+        ours=ours,
+        followable=frozenset(item.table for item in wanted if item.follows_updates),
+        without_identity=_without_identity(conn, entries, relations),
+    )
+
+
+def _holder(conn: SourceConnection, status: SlotStatus | None) -> Backend | None:
+    """The session that reads the slot. Also None if pgcdc's role lacks the rights of pg_read_all_stats, because the
+    application name of another role's session is then NULL."""
+    if status is None or status.active_pid is None:
+        return None
+    row = conn.execute(_HOLDER, [status.active_pid]).fetchone()
+    return None if row is None or row[1] is None else Backend(*row)
+
+
+def _mirrored(conn: SourceConnection, relations: Mapping[int, CatalogRelation]) -> dict[int, TableName]:
+    """The tables to whose mirrors the rows of these relations belong. Rows of a leaf are in the mirror of its root. But
+    a partition that is partitioned and published by its own name has its own mirror."""
+    tables = {one.root if one.root and not one.partitioned else oid for oid, one in relations.items()}
+    known = {**relations, **read_relations(conn, tables - relations.keys())}
+    return {oid: known[oid].name for oid in tables & known.keys()}
+
+
+def _without_identity(
+    conn: SourceConnection, entries: Mapping[int, Published], relations: Mapping[int, CatalogRelation]
+) -> frozenset[TableName]:
+    """Relations whose updates or deletes PostgreSQL refuses. For a partitioned table, the replica identities of its
+    leaf partitions decide."""
+    sent = {oid: one for oid, one in relations.items() if entries[oid].updates or entries[oid].deletes}
+    leaves = read_leaves(conn, [oid for oid, relation in sent.items() if relation.partitioned])
+    sent |= read_relations(conn, {leaf for group in leaves.values() for leaf in group} - sent.keys())
+    return frozenset(one.name for one in sent.values() if not one.partitioned and one.refuses_updates)
+
+
+# The lake ---------------------------------------------------------------------------------------
 
 
 def with_log(facts: Facts, layout: Layout) -> tuple[Facts, list[Problem]]:
@@ -121,7 +213,11 @@ def read_tables(
         elif row is None or row.table is None or row.table.oid != table.oid or row.state is TableState.MOVED:
             # The table was never copied under this name, was dropped and created again since its copy, or was renamed.
             yield of(TableState.WAITING)
-        elif newest and table.name in newest.tables and _readable(row, newest):
+        elif (
+            newest and table.name in newest.tables
+            and row.state is TableState.CATCHING_UP and row.lsn <= newest.replay_lsn
+        ):  # fmt: skip
+            # The point lists the copy that the state describes, and not an earlier copy.
             reason = row.reason or (_changed(layout, catalog, table, newest) if thorough else None)
             yield of(TableState.STREAMING, newest.replay_lsn, reason)
         else:
@@ -182,11 +278,6 @@ def read_untaken(layout: Layout, catalog: Catalog) -> Iterator[UntakenFacts]:
             yield UntakenFacts(rows, table.name, Mirrors(layout, catalog.identity).open(table.name).snapshot_lsn)
 
 
-def _readable(row: StateRow, newest: Point) -> bool:
-    """Whether the newest point lists the copy that the state ``row`` describes, and not an earlier copy."""
-    return row.state is TableState.CATCHING_UP and row.lsn <= newest.replay_lsn
-
-
 def _changed(layout: Layout, catalog: Catalog, table: Table, newest: Point) -> str | None:
     """How another writer has changed rows of the mirror since the newest point, as text. None if no row was changed."""
     with suppress(LakeError):  # The operations that need this mirror report that it cannot be read.
@@ -206,3 +297,8 @@ def _behind(mirror: Mirror, table: Table, row: StateRow, points: ConsistentPoint
     if row.state is TableState.SET_ASIDE:
         return of(row.state, replay_lsn, row.reason, row.lsn)
     return of(TableState.CATCHING_UP, replay_lsn, row.reason)
+
+
+def lowest_replayed(tables: Iterable[TableFacts]) -> Lsn | None:
+    """``replay_lsn`` of the lake: the lowest position of the followed tables."""
+    return min((t.replay_lsn for t in tables if t.state.readable and t.replay_lsn is not None), default=None)
