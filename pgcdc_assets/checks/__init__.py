@@ -8,6 +8,5 @@ documents   the JSON documents of commands
 health      the data types of the health rules: facts (input) and problems (output)
 problemcodes  the codes of the problems
 report      the results of a comparison; records the last result of each table
-positions   the stream's positions
-lag         how far each table is behind the source
+positions   up to which LSN changes are received and applied; how far each table is behind the source
 """

@@ -24,7 +24,7 @@ from pgcdc_assets.checks.documents import (
 )
 from pgcdc_assets.checks.facts import lowest_replayed, read_source, with_lake, with_log
 from pgcdc_assets.checks.health import Facts, MessageFacts, Problem, Severity, TableFacts, problem_of
-from pgcdc_assets.checks.lag import Lag, lags
+from pgcdc_assets.checks.positions import Lag, lags, text
 from pgcdc_assets.checks.problemcodes import ProblemCode
 from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.layout import Layout, Location
@@ -114,18 +114,18 @@ class Status:
             "version": version("pgcdc_assets"),
             "slot": _slot_json(self.slot),
             "at_work": self.at_work,
-            "transform_lsn": _text(self.transform_lsn),
-            "replay_lsn": _text(self.replay_lsn),
+            "transform_lsn": text(self.transform_lsn),
+            "replay_lsn": text(self.replay_lsn),
             "lag_bytes": self.lag_bytes,
             "lag_seconds": _seconds(self.lag_seconds),
             "in_progress": _in_progress_json(self.in_progress),
             "prepared": [_prepared_json(transaction) for transaction in self.prepared],
-            "hold": None if self.hold is None else {"by": str(self.hold.by or ""), "lsn": _text(self.hold.lsn)},
+            "hold": None if self.hold is None else {"by": str(self.hold.by or ""), "lsn": text(self.hold.lsn)},
             "tables": [
                 {
                     "name": str(table.name),
                     "state": str(table.state),
-                    "replay_lsn": _text(table.replay_lsn),
+                    "replay_lsn": text(table.replay_lsn),
                     "lag_bytes": self.lags.get(table.name, Lag()).bytes,
                     "lag_seconds": _seconds(self.lags.get(table.name, Lag()).seconds),
                     "reason": table.reason,
@@ -137,7 +137,7 @@ class Status:
         }
         if self.messages is not None:
             document["messages"] = {
-                "replay_lsn": _text(self.messages.complete_to), "reason": self.messages.failure,
+                "replay_lsn": text(self.messages.complete_to), "reason": self.messages.failure,
             }  # fmt: skip
         return document
 
@@ -325,7 +325,3 @@ def _outcome_json(outcome: Outcome) -> OutcomeDocument:
 
 def _seconds(lag: float | None) -> float | None:
     return None if lag is None else round(lag, 1)
-
-
-def _text(lsn: Lsn | None) -> str | None:
-    return None if lsn is None else str(lsn)

@@ -48,9 +48,9 @@ def positions(as_json: bool) -> int:
 
     found = look(saved_settings())
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=1))
+        click.echo(json.dumps(found, indent=1))
         return 0
-    for name, value in found.to_json().items():
+    for name, value in found.items():
         say(f"{name:<14} {value if value is not None else '-'}")
     return 0
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import psycopg
 
-from pgcdc_assets.checks.lag import Pending, pending
+from pgcdc_assets.checks.positions import Pending, pending
 from pgcdc_assets.checks.report import Proof, read_proofs
 from pgcdc_assets.checks.status import LIMITS, Status, reachable, refused, status
 from pgcdc_assets.core.lsn import Lsn

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.checks import lag as of_module
+from pgcdc_assets.checks import positions as of_module
 from pgcdc_assets.checks.health import Facts, LogFacts, SourceFacts, TableFacts
-from pgcdc_assets.checks.lag import Lag, Pending, _lag, pending
+from pgcdc_assets.checks.positions import Lag, Pending, _lag, pending
 from pgcdc_assets.checks.report import TableReport, keep_proofs, read_proofs
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout

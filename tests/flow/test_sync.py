@@ -401,9 +401,8 @@ def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
         at = _logged(rig)
         assert newest(rig) == point
         found = positions(rig.settings)
-        assert (found.paused, found.replay, found.at_work) == (True, point.replay_lsn, "follow")
-        assert found.flush is not None
-        assert found.flush >= at
+        assert (found["apply"], found["replay_lsn"], found["at_work"]) == ("paused", str(point.replay_lsn), "follow")
+        assert Lsn.parse(found["flush_lsn"] or "") >= at
         for refused in (
             lambda: rig.engine("repair").repair(T, LsnRange(Lsn(1), at)),
             lambda: rig.engine("apply").apply_range([T], LsnRange(Lsn(1), at)),
@@ -451,7 +450,7 @@ def test_follow_mode_ends_at_the_requested_lsn(rig: Rig, early: bool) -> None:
     assert report.end <= end
     assert 1001 in _ids(rig)
     assert 1002 not in _ids(rig)
-    assert positions(rig.settings).endpos == end
+    assert positions(rig.settings)["endpos"] == str(end)
 
     follow_until(layout, None)
     rig.sync()
@@ -581,7 +580,7 @@ def test_json_documents_from_the_first_copy_to_maintenance_match_their_schemas(r
     assert lag["public.t"] > 0
     assert behind["lag_seconds"] == lag["public.t"]
     assert _by_table(behind, "lag_bytes").keys() == {"public.t", "public.u"}
-    assert checked("positions", positions(rig.settings).to_json())["apply"] == "paused"
+    assert checked("positions", positions(rig.settings))["apply"] == "paused"
 
     pause_apply(rig.settings.layout, paused=False)
     rig.conn.execute("UPDATE u SET v = 0 WHERE a = 1")

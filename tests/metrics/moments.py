@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pgcdc_assets.checks.health import TableFacts, error
-from pgcdc_assets.checks.lag import Pending
+from pgcdc_assets.checks.positions import Pending
 from pgcdc_assets.checks.problemcodes import ProblemCode
 from pgcdc_assets.checks.report import Proof
 from pgcdc_assets.checks.status import Status
