@@ -28,7 +28,7 @@ class Assembly:
     published: Mapping[int, Published]
     relations: Mapping[int, CatalogRelation]
     leaves: Mapping[int, tuple[int, ...]]
-    rows: PublicationRows | None = None
+    rows: PublicationRows = field(default_factory=lambda: PublicationRows({}, {}, {}, frozenset()))
     places: Mapping[int, int] = field(default_factory=dict)
     attached: Mapping[int, Marks] = field(default_factory=dict)
     types: PgTypes = field(default_factory=PgTypes)
@@ -74,8 +74,6 @@ class Assembly:
     def _ours(self, senders: Sequence[CatalogRelation]) -> bool:
         """Whether a publication that ``pgcdc setup`` created publishes one of the senders. Only such a publication is
         meant to contain all leaves. The owner of another publication may have omitted leaves on purpose."""
-        if self.rows is None:
-            return False
         return any(not self.rows.ours.isdisjoint(self.published[sender.oid].publications) for sender in senders)
 
     def leaf(self, relation: CatalogRelation) -> Table:
@@ -147,15 +145,14 @@ class Assembly:
         return Leaf(leaf.oid, leaf.name, files, attached, leaf.numbering_in(root), self._listed(leaf))
 
     def _listed(self, leaf: CatalogRelation) -> Marks:
-        if self.rows is None or leaf.oid not in self.published:
+        if leaf.oid not in self.published:
             return ()
         return self.rows.listing(self.published[leaf.oid].publications, leaf.oid)
 
     def _traceless(self, relation: CatalogRelation) -> bool:
         entry = self.published.get(relation.oid)
-        listed = self.rows is not None and relation.oid in self.rows.listed
         unseen = entry is not None and not entry.truncates
-        return not relation.partitioned and (unseen or not (relation.files.toast or listed))
+        return not relation.partitioned and (unseen or not (relation.files.toast or relation.oid in self.rows.listed))
 
     def _marks(self, relation: CatalogRelation, storage: Sequence[CatalogRelation]) -> TableMarks:
         members = {relation.oid: relation, **{leaf.oid: leaf for leaf in storage}}
@@ -172,8 +169,6 @@ class Assembly:
 
     def _publishing(self, members: Mapping[int, CatalogRelation]) -> tuple[Marks, Marks]:
         """Returns :attr:`TableMarks.publications` and :attr:`TableMarks.schemas`."""
-        if self.rows is None:
-            return (), ()
         names = {name for oid in members if oid in self.published for name in self.published[oid].publications}
         schemas = sorted({member.name.schema for member in members.values()})
         places = tuple((oid, self.places[oid]) for oid in sorted(members) if oid in self.places)
