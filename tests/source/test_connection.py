@@ -192,7 +192,7 @@ def test_the_error_for_a_server_that_allows_no_walsenders_names_the_cause(tmp_pa
 def test_a_pooler_that_drops_the_replication_parameter_is_reported(database: Database) -> None:
     """The pooler opens an ordinary session, in which the first replication command is a syntax error."""
     with ReplicationConnection(connect(database.conninfo)) as session:
-        for command in (session.identify, lambda: session.create_slot("s", temporary=True, export=True)):
+        for command in (session.identify, lambda: session.create_slot("s", temporary=True)):
             with pytest.raises(SourceNotReady) as caught:
                 command()
             assert POOLER in str(caught.value)

@@ -119,9 +119,9 @@ def test_lock_timeout_ends_the_wait_of_slot_creation_for_a_writer(
         writer.execute("BEGIN; SELECT pg_current_xact_id()")
         walsender.execute("SET lock_timeout = '1200ms'")
         with pytest.raises(CopyBlocked):
-            walsender.create_slot(slot, temporary=True, export=True, waiting=lambda: waits.append(time.monotonic()))
+            walsender.create_slot(slot, temporary=True, waiting=lambda: waits.append(time.monotonic()))
     assert waits
-    assert walsender.create_slot(slot, temporary=True, export=True).snapshot_name
+    assert walsender.create_slot(slot, temporary=True).snapshot_name
 
 
 def test_names_are_quoted_as_replication_commands_require() -> None:
@@ -309,6 +309,5 @@ def test_messages_are_not_requested_by_default() -> None:
 def test_the_server_filters_by_origin_from_version_16(version: int, by_server: bool) -> None:
     options = PluginOptions.of(version, origins=Origins.NONE)
     assert (options.given(["p"]).get("origin") == "none") == by_server
-    assert options.filters_origins is not by_server
     # The SQL functions, which read a backlog, get the same filter.
     assert options.whole == options

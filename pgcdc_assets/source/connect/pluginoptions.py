@@ -52,14 +52,12 @@ class PluginOptions:
     proto_version: int = 1
     streaming: Streaming = Streaming.OFF
     origins: Origins = Origins.ANY
-    """The value of the option ``origin`` that the server gets; see :attr:`filters_origins`."""
+    """The value of the option ``origin`` that the server gets. If it is ``any`` and the setting is not, the receiver
+    leaves out the transactions that reached the source by replication, because the server sends them."""
     two_phase: bool = False
     """Whether to send the option two_phase. It turns two_phase on for the slot permanently."""
     messages: bool = True
     """Whether the stream contains logical messages (``pg_logical_emit_message``)."""
-    filters_origins: bool = False
-    """Whether the receiver must leave out transactions that reached the source by replication, because the server sends
-    them."""
 
     @classmethod
     def of(
@@ -85,7 +83,7 @@ class PluginOptions:
         if streaming and told == origins:
             mode = Streaming.PARALLEL if newest >= _PARALLEL else Streaming.ON
         proto_version = newest if mode != Streaming.OFF or two_phase else 1
-        return cls(proto_version, mode, told, two_phase, messages, filters_origins=origins != told)
+        return cls(proto_version, mode, told, two_phase, messages)
 
     @property
     def parallel(self) -> bool:

@@ -11,7 +11,6 @@ import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 from psycopg import OperationalError, pq
@@ -59,7 +58,6 @@ class CreatedSlot:
     """A new slot. The snapshot shows the transactions with ``commit_lsn`` below ``consistent_point``, and the slot
     sends all later transactions. The snapshot exists until the next command on the connection that created it."""
 
-    name: str
     consistent_point: Lsn
     snapshot_name: str | None
 
@@ -108,21 +106,19 @@ class ReplicationConnection:
         return {int(match[1]): Lsn.parse(match[2]) for match in matches if match}
 
     def create_slot(
-        self, name: str, *, temporary: bool = False, export: bool = False, two_phase: bool = False,
-        waiting: Callable[[], None] | None = None,
-    ) -> CreatedSlot:  # fmt: skip
-        """Creates a pgoutput slot. The server waits for every open transaction of the cluster that has an xid;
-        ``waiting`` is called every half second of this wait. Uses the old option syntax of CREATE_REPLICATION_SLOT,
-        which every version understands."""
+        self, name: str, *, temporary: bool = False, two_phase: bool = False, waiting: Callable[[], None] | None = None
+    ) -> CreatedSlot:
+        """Creates a pgoutput slot with an exported snapshot. The server waits for every open transaction of the cluster
+        that has an xid; ``waiting`` is called every half second of this wait. Uses the old option syntax of
+        CREATE_REPLICATION_SLOT, which every version understands."""
         kind = "TEMPORARY " if temporary else ""
-        snapshot = "EXPORT_SNAPSHOT" if export else "NOEXPORT_SNAPSHOT"
+        command = f"CREATE_REPLICATION_SLOT {identifier(name)} {kind}LOGICAL pgoutput EXPORT_SNAPSHOT"
         if two_phase:
-            snapshot += " TWO_PHASE"
-        command = f"CREATE_REPLICATION_SLOT {identifier(name)} {kind}LOGICAL pgoutput {snapshot}"
+            command += " TWO_PHASE"
         _, point, snapshot_name, _ = self.execute(command, waiting=waiting)[0]
         if point is None:
             raise ProtocolError("CREATE_REPLICATION_SLOT returned no consistent_point", thing=f"slot {name}")
-        return CreatedSlot(name, Lsn.parse(point), snapshot_name)
+        return CreatedSlot(Lsn.parse(point), snapshot_name)
 
     def drop_slot(self, name: str) -> None:
         self.execute(f"DROP_REPLICATION_SLOT {identifier(name)} WAIT")
@@ -226,9 +222,7 @@ class ReplicationConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # Helper methods -----------------------------------------------------------------------------

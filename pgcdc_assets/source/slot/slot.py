@@ -73,7 +73,7 @@ def create_slot(
     tell = _Teller(conn, on_wait or log_blockers)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return connection.create_slot(name, temporary=temporary, export=True, two_phase=two_phase, waiting=tell)
+            return connection.create_slot(name, temporary=temporary, two_phase=two_phase, waiting=tell)
         except CopyBlocked:
             names = ", ".join(str(holder) for holder in transactions(conn)) or "a transaction that has just ended"
             raise CopyBlocked(
