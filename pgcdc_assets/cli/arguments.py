@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -18,47 +18,32 @@ from pydantic import ValidationError
 from pgcdc_assets import logs
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import BadRange, PgcdcError, SettingsError, UsageError
+from pgcdc_assets.errors import PgcdcError, SettingsError
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.settings import PREFIX, Settings
 
+T = TypeVar("T")
 LOG_FORMAT = "--log-format"
 _COMPONENT = "pgcdc.component"
 
 
-class LsnType(click.ParamType["Lsn"]):
-    name = "LSN"
+class Parsed(click.ParamType[T]):
+    """The type of an argument that ``parse`` turns into a ``kind``. It raises ValueError or PgcdcError for a wrong
+    text."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lsn:
+    def __init__(self, name: str, kind: type[T] | tuple[type[T], ...], parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._kind = kind
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
-            return value if isinstance(value, Lsn) else Lsn.parse(value)
-        except ValueError as error:
+            return value if isinstance(value, self._kind) else self._parse(value)
+        except (ValueError, PgcdcError) as error:
             self.fail(str(error), param, ctx)
 
 
-class PointType(click.ParamType["Lsn | datetime"]):
-    """An LSN, or a time. A time without a zone is local time."""
-
-    name = "LSN|TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lsn | datetime:
-        if isinstance(value, Lsn | datetime):
-            return value
-        try:
-            return Lsn.parse(value) if "/" in value else datetime.fromisoformat(value).astimezone()
-        except ValueError:
-            self.fail(f"{value!r} is neither an LSN like 0/16B3748 nor a time like 2026-11-27T14:00", param, ctx)
-
-
-class TableType(click.ParamType["TableName"]):
-    name = "TABLE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TableName:
-        try:
-            return value if isinstance(value, TableName) else TableName.parse(value)
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
-
+class _TableType(Parsed[TableName]):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """The tables of the saved catalog, for a shell that completes a command."""
         with suppress(PgcdcError, OSError):
@@ -68,15 +53,18 @@ class TableType(click.ParamType["TableName"]):
         return []
 
 
-class RangeType(click.ParamType["LsnRange"]):
-    name = "RANGE"
+def _point(text: str) -> Lsn | datetime:
+    """An LSN, or a time. A time without a zone is local time."""
+    try:
+        return Lsn.parse(text) if "/" in text else datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise ValueError(f"{text!r} is neither an LSN like 0/16B3748 nor a time like 2026-11-27T14:00") from None
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LsnRange:
-        try:
-            return value if isinstance(value, LsnRange) else LsnRange.parse(value)
-        except BadRange as error:
-            self.fail(str(error), param, ctx)
 
+LSN: Final = Parsed("LSN", Lsn, Lsn.parse)
+RANGE: Final = Parsed("RANGE", LsnRange, LsnRange.parse)
+TABLE: Final = _TableType("TABLE", TableName, TableName.parse)
+POINT: Final = Parsed[Lsn | datetime]("LSN|TIME", (Lsn, datetime), _point)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 

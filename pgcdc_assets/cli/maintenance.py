@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from pgcdc_assets.cli.arguments import TableType, as_json, examples
+from pgcdc_assets.cli.arguments import TABLE, as_json, examples
 from pgcdc_assets.cli.console import ConsoleProgress, say
 from pgcdc_assets.cli.jobs import project_settings, run_maintenance
 from pgcdc_assets.core.names import TableName
@@ -76,7 +76,7 @@ def _print(report: MaintenanceReport) -> None:
 
 
 @click.command(epilog=examples("pgcdc forget public.old_orders"))
-@click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
+@click.argument("tables", nargs=-1, required=True, type=TABLE, metavar="TABLE...")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def forget(tables: tuple[TableName, ...], yes: bool) -> int:
     """Delete mirrors and feeds of tables that are no longer replicated. Also works while `pgcdc follow` runs."""

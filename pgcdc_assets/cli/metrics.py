@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgcdc_assets.cli.arguments import examples
+from pgcdc_assets.cli.arguments import Parsed, examples
 from pgcdc_assets.cli.console import say, show
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.errors import MachineError
@@ -28,22 +28,16 @@ CLIENT_SECONDS = 30.0
 _PATHS = "/metrics, /healthz, /readyz"
 
 
-class AddressType(click.ParamType["tuple[str, int]"]):
-    name = "[HOST]:PORT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        host, colon, port = str(value).rpartition(":")
-        if not colon or not port.isdecimal() or not 1 <= int(port) <= 65535:
-            self.fail(f"{value!r} is not an address; write :{PORT} or 0.0.0.0:{PORT}", param, ctx)
-        return host.removeprefix("[").removesuffix("]") or HOST, int(port)
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ValueError(f"{text!r} is not an address; write :{PORT} or 0.0.0.0:{PORT}")
+    return host.removeprefix("[").removesuffix("]") or HOST, int(port)
 
 
 @click.command(epilog=examples("pgcdc metrics", "pgcdc metrics --listen 0.0.0.0:9187"))
-@click.option(
-    "--listen", type=AddressType(), help=f"Serve {_PATHS} at this address, such as :{PORT}. Default host: {HOST}."
-)
+@click.option("--listen", type=Parsed("[HOST]:PORT", tuple, _address),
+              help=f"Serve {_PATHS} at this address, such as :{PORT}. Default host: {HOST}.")  # fmt: skip
 @click.option("--ready-within", type=click.FloatRange(min=1), default=60.0, show_default=True, metavar="SECONDS",
               help="/readyz fails if changes wait, and no progress was made for this many seconds.")  # fmt: skip
 def metrics(listen: tuple[str, int] | None, ready_within: float) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pgcdc_assets import logs
-from pgcdc_assets.cli.arguments import PointType, examples
+from pgcdc_assets.cli.arguments import POINT, examples
 from pgcdc_assets.cli.console import say, show, visible
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import UsageError
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     epilog=examples('pgcdc sql "SELECT count(*) FROM orders"', 'pgcdc sql --at 0/16B3748 "FROM shop.orders"')
 )
 @click.argument("query")
-@click.option(
-    "--at", type=PointType(), help="An LSN, or a time like 2026-11-27T14:00. Default: the newest consistent point."
-)
+@click.option("--at", type=POINT, help="An LSN, or a time like 2026-11-27T14:00. Default: the newest consistent point.")
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True,
               help="`table` shows the first and the last rows. `json` writes one object per line.")  # fmt: skip
 def sql(query: str, at: Lsn | datetime | None, form: str) -> None:

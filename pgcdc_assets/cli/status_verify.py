@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from pgcdc_assets.cli.arguments import TableType, as_json, examples
+from pgcdc_assets.cli.arguments import TABLE, as_json, examples
 from pgcdc_assets.cli.console import ConsoleProgress, say, visible
 from pgcdc_assets.cli.jobs import refuse_unknown, run_sync, saved_settings
 from pgcdc_assets.core.lsn import Lsn
@@ -56,7 +56,7 @@ def positions(as_json: bool) -> int:
 
 
 @click.command(epilog=examples("pgcdc verify", "pgcdc verify public.orders public.customers"))
-@click.argument("tables", nargs=-1, type=TableType(), metavar="[TABLE]...")
+@click.argument("tables", nargs=-1, type=TABLE, metavar="[TABLE]...")
 @as_json
 def verify(tables: tuple[TableName, ...], as_json: bool) -> int:
     """Compare every value in source and mirrors, at one LSN.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgcdc_assets.cli.arguments import LsnType, RangeType, TableType, as_json, examples
+from pgcdc_assets.cli.arguments import LSN, RANGE, TABLE, as_json, examples
 from pgcdc_assets.cli.console import ConsoleProgress, say
 from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair, run_sync, saved_settings
 from pgcdc_assets.core.lsn import Lsn, LsnRange
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog=examples("pgcdc sync", "pgcdc sync --until 0/16B3748"))
-@click.option("--until", type=LsnType(), help="Stop at this LSN instead of the source's current LSN.")
+@click.option("--until", type=LSN, help="Stop at this LSN instead of the source's current LSN.")
 @as_json
 def sync(until: Lsn | None, as_json: bool) -> int:
     """Copy new tables, bring all mirrors up to date, and end."""
@@ -49,14 +49,14 @@ def follow(receive_only: bool) -> int:
 
 
 @click.command(epilog=examples("pgcdc snapshot public.orders"))
-@click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
+@click.argument("tables", nargs=-1, required=True, type=TABLE, metavar="TABLE...")
 def snapshot(tables: tuple[TableName, ...]) -> int:
     """Copy tables again. Also works while `pgcdc follow` runs."""
     return _for_tables("snapshot", "copy_anew", tables)
 
 
 @click.command(epilog=examples("pgcdc heal public.orders"))
-@click.argument("tables", nargs=-1, required=True, type=TableType(), metavar="TABLE...")
+@click.argument("tables", nargs=-1, required=True, type=TABLE, metavar="TABLE...")
 def heal(tables: tuple[TableName, ...]) -> int:
     """Follow tables again that pgcdc stopped following (set aside), once the cause is fixed. Applies the missing
     changes from the change log, without a copy. Also works while `pgcdc follow` runs."""
@@ -64,11 +64,11 @@ def heal(tables: tuple[TableName, ...]) -> int:
 
 
 @click.command(epilog=examples("pgcdc repair public.orders --range 0/16B3748..0/16C0000"))
-@click.argument("table", type=TableType(), metavar="TABLE")
+@click.argument("table", type=TABLE, metavar="TABLE")
 @click.option(
     "--range",
     "span",
-    type=RangeType(),
+    type=RANGE,
     required=True,
     help="An LSN range X/Y..X/Y, or the key of a partition of `change_log` in Dagster.",
 )
@@ -87,7 +87,7 @@ def repair(table: TableName, span: LsnRange) -> int:
 
 
 @click.command(epilog=examples("pgcdc until --current", "pgcdc until 0/16B3748", "pgcdc until --clear"))
-@click.argument("lsn", type=LsnType(), required=False)
+@click.argument("lsn", type=LSN, required=False)
 @click.option("--current", is_flag=True, help="End at the source's current LSN.")
 @click.option("--clear", is_flag=True, help="Cancel the request to end at an LSN.")
 def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
