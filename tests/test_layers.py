@@ -58,7 +58,7 @@ TARGET_MAKER = "flow.engine"
 """The only module of the flow that may import ``TARGETS``, because it creates the target."""
 SAME = {
     "commit", "messages",  # `commit` in delta and log; `messages` in protocol, feed, flow and log.receive
-    "failures", "maintenance", "positions", "sync",
+    "failures", "maintenance", "sync",
 }  # fmt: skip
 """File names that two packages use for the same concept."""
 
