@@ -34,8 +34,8 @@ def assert_net_change(
         both = [row for row in change.to_pylist() if row["kind"] == "update"]
         assert all(_same(row["before"][key], row["after"][key]) for row in both for key in keys), where
         images = [row["after"] or row["before"] for row in change.to_pylist()]
-        told = [tuple((repr(image[key]), dict(image[RAW] or ()).get(key)) for key in keys) for image in images]
-        assert len(set(told)) == len(told), f"{where}: a key has two rows"
+        values = [tuple((repr(image[key]), dict(image[RAW] or ()).get(key)) for key in keys) for image in images]
+        assert len(set(values)) == len(values), f"{where}: a key has two rows"
 
 
 def _same(one: object, other: object) -> bool:

@@ -79,7 +79,7 @@ def project(server: EmbeddedServer, tmp_path: Path) -> Iterator[Project]:
             project.run("pgcdc", "--component", name, "teardown", "--yes")
 
 
-def test_models_have_the_same_totals_as_the_databases(project: Project) -> None:
+def test_models_of_the_example_project_have_the_same_totals_as_its_databases(project: Project) -> None:
     project.run("dg", "check", "defs")
     project.sync()
     with project.shop.connect() as conn:

@@ -15,7 +15,7 @@ file named before."""
 
 
 @pytest.mark.parametrize("page", ["docs/explanation/guarantees.md", "tests/README.md"])
-def test_named_tests_exist(page: str) -> None:
+def test_tests_that_the_page_names_exist(page: str) -> None:
     missing = []
     last = ""
     for file, function, more in _NAMED.findall((ROOT / page).read_text()):

@@ -106,7 +106,7 @@ def _opened(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("MESSAGES", '[""]', r"setting `messages`: '' is not a pattern"),
         ("MESSAGES", '["-debug"]', "setting `messages`: excludes prefixes and includes none"),
@@ -117,10 +117,10 @@ def _opened(folder: Path) -> bool:
     ],
 )
 def test_invalid_stream_setting_is_refused_in_one_line(
-    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"PGCDC_{name}", value)
-    with pytest.raises(SettingsError, match=said) as refused:
+    with pytest.raises(SettingsError, match=message) as refused:
         Settings.load()
     assert "\n" not in str(refused.value)
 
@@ -132,10 +132,10 @@ def test_lake_on_a_local_path_is_refused_for_a_spark_cluster_unless_it_is_shared
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))
     with pytest.raises(SettingsError) as refused:
         Settings.load()
-    said = str(refused.value)
-    assert said.startswith(f"setting `spark`: executors of {master} cannot be used with a lake on a local path")
-    assert "`lake_shared: true`" in said
-    assert "\n" not in said
+    message = str(refused.value)
+    assert message.startswith(f"setting `spark`: executors of {master} cannot be used with a lake on a local path")
+    assert "`lake_shared: true`" in message
+    assert "\n" not in message
     for name, value in (("PGCDC_LAKE_SHARED", "true"), ("PGCDC_LAKE", "s3://bucket/lake")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)

@@ -30,11 +30,11 @@ def fragments() -> list[str]:
     return [part.strip() for text in quoted for part in text.split("...") if re.search(r"\w{3}", part)]
 
 
-def test_messages_of_the_page_are_messages_of_the_code() -> None:
+def test_messages_quoted_in_the_troubleshoot_page_are_in_the_code() -> None:
     code = "\n".join(text for path in sorted((ROOT / "pgcdc_assets").rglob("*.py")) for text in texts(path))
     missing = [part for part in fragments() if part not in code]
     assert not missing, "the code no longer says this: change the page"
 
 
-def test_the_page_quotes_messages() -> None:
+def test_the_troubleshoot_page_quotes_messages() -> None:
     assert len(fragments()) > 30

@@ -21,7 +21,7 @@ _OF_NO_USE = re.compile(r"\.(js|css|png|svg)$|/kill/|[.]sort=")
 _MOST = 150
 
 
-def shown_by(address: str) -> Iterator[tuple[str, bytes]]:
+def pages_of(address: str) -> Iterator[tuple[str, bytes]]:
     """Yields the pages of a UI, the pages of the same server that they link to, and the answers of its API."""
     todo, seen = [f"{address}/", *(f"{address}/{page}" for page in _PAGES)], set[str]()
     while todo and len(seen) < _MOST:

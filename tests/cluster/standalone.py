@@ -86,8 +86,8 @@ class Cluster:
 
 @contextmanager
 def standalone(folder: Path, more: Mapping[str, str]) -> Iterator[Cluster]:
-    """Runs the cluster. ``more``: environment variables of the workers and of the executors that they start. Both get
-    none of libpq's variables."""
+    """Runs the cluster. ``more``: environment variables of the workers and of the executors that they start. Neither
+    workers nor executors get libpq's variables."""
     folder.mkdir(parents=True, exist_ok=True)
     hidden = ("PG", "DAGSTER", "SPARK")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}

@@ -100,15 +100,15 @@ def test_executors_run_the_packed_python_environment(
     assert list(cluster.folder.glob("work*/*/*/pgcdc_env/lib/pgcdc_assets")), "it was unpacked on the workers"
 
     rig.change()
-    said = {
+    patterns = {
         "/nowhere/python": "has no Python at /nowhere/python; give the executors",
         str(_older(rig.project.folder)): r"has pgcdc_assets \S+ \(\w+\), but the driver has \S+ \(\w+\); give",
     }
-    for python, pattern in said.items():
+    for python, pattern in patterns.items():
         refused = rig.with_spark(**{"spark.pyspark.python": python}).run("sync", expect=1)
-        told = [line for line in refused.err.splitlines() if line.startswith("pgcdc: ")]
-        assert len(told) == 1, refused.err
-        assert re.match(rf"pgcdc: executor on \S+: {pattern}", told[0])
+        lines = [line for line in refused.err.splitlines() if line.startswith("pgcdc: ")]
+        assert len(lines) == 1, refused.err
+        assert re.match(rf"pgcdc: executor on \S+: {pattern}", lines[0])
         assert "Traceback" not in refused.err
     rig.project.run("sync")
     rig.assert_equal()
@@ -134,6 +134,6 @@ def test_missing_store_credentials_on_executors_are_reported(
         })  # fmt: skip
         project.run("setup")
         refused = project.run("sync", expect=1)
-    told = [one for one in refused.err.splitlines() if one.startswith("pgcdc: ")]
-    assert len(told) == 1, refused.err
-    assert ", on the executor on " in told[0]
+    lines = [one for one in refused.err.splitlines() if one.startswith("pgcdc: ")]
+    assert len(lines) == 1, refused.err
+    assert ", on the executor on " in lines[0]

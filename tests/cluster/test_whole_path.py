@@ -12,7 +12,7 @@ import pytest
 
 from pgcdc_assets.core.faultpoints import FaultPoint
 from tests.cluster.conftest import SECRET, Rig
-from tests.cluster.leaks import in_command_lines, in_environments, in_files, shown_by
+from tests.cluster.leaks import in_command_lines, in_environments, in_files, pages_of
 from tests.cluster.standalone import CORES, executor_of, kill_executor
 from tests.cluster.steps import assert_succeeds, stopped_at
 from tests.fix_objects import SECRET as STORE_SECRET
@@ -28,9 +28,9 @@ def assert_unseen(secret: str, rig: Rig, ui: int, *, of_workers: bool = False) -
     worker_pages = [worker["webuiaddress"] for worker in cluster.state["workers"]]
     pages: dict[str, bytes] = {}
     for address in (f"http://127.0.0.1:{ui}", f"http://127.0.0.1:{cluster.ui}", *worker_pages):
-        pages |= dict(shown_by(address))
-    told = b"".join(pages.values())
-    assert b"spark.executor.memory" in told, "the driver's environment was read"
+        pages |= dict(pages_of(address))
+    content = b"".join(pages.values())
+    assert b"spark.executor.memory" in content, "the driver's environment was read"
     assert any("/stages/stage" in url for url in pages), "pages of stages were read"
     assert not [url for url, content in pages.items() if secret.encode() in content]
     assert not in_command_lines(secret)
@@ -88,7 +88,7 @@ from pgcdc_assets.settings import Settings
 from pgcdc_assets.spark.tasks import cores
 from pgcdc_assets.spark.session import spark_session
 session = spark_session(Settings.load())
-print("told", cores(session), session.conf.get("spark.sql.shuffle.partitions"), flush=True)
+print("cores", cores(session), session.conf.get("spark.sql.shuffle.partitions"), flush=True)
 """
 
 
@@ -99,4 +99,4 @@ def test_number_of_tasks_equals_the_cores_of_the_executors(rig_on: Callable[[str
     done = subprocess.run(
         [sys.executable, "-c", _CORES], env={**os.environ, **settings}, capture_output=True, text=True, check=True
     )
-    assert f"told {CORES} {CORES}" in done.stdout
+    assert f"cores {CORES} {CORES}" in done.stdout

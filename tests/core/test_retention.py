@@ -70,7 +70,7 @@ def test_log_file_with_rows_of_the_first_kept_batch_is_kept() -> None:
 
 
 MINUTE = 60_000_000
-"""Microseconds."""
+"""In microseconds."""
 ages = st.lists(st.integers(0, 5 * 24 * 60), max_size=300, unique=True).map(lambda found: sorted(found, reverse=True))
 
 

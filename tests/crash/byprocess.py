@@ -81,7 +81,7 @@ DeltaTarget.compaction = Compaction(look_every=1, most_small=2)
 from pgcdc_assets.cli.main import main
 main()
 """
-"""Runs the command with settings under which maintenance finds nothing too young or too small."""
+"""Runs the command with settings under which maintenance deletes even the newest data and merges even two files."""
 _WITH_JVM = (
     FaultPoint.FEED_COMMITTING, FaultPoint.COLLAPSED, FaultPoint.MERGE_COMMITTING, FaultPoint.MERGE_COMMITTED,
     FaultPoint.POINT_PUBLISHED,

@@ -96,8 +96,8 @@ class Tally:
         points = [point for point in (*FaultPoint, ANY_TIME) if any(found == point for found, _ in self.survived)]
         head = [f"| fault point | {' | '.join(kinds)} | all |", "|---" * (len(kinds) + 2) + "|"]
         rows = [self._row(f"`{point}`" if point != ANY_TIME else point, [point], kinds) for point in points]
-        told = ", ".join(f"{count} {level}" for level, count in self.levels.items())
-        return "\n".join([f"Seed {self.seed}: {told}.", "", *head, *rows, self._row("all", points, kinds), ""])
+        counts = ", ".join(f"{count} {level}" for level, count in self.levels.items())
+        return "\n".join([f"Seed {self.seed}: {counts}.", "", *head, *rows, self._row("all", points, kinds), ""])
 
     def _row(self, name: str, points: list[str], kinds: list[Kind]) -> str:
         counts = [sum(self.survived[point, kind] for point in points) for kind in kinds]

@@ -42,7 +42,7 @@ def test_fault_points_do_nothing_without_the_variable() -> None:
     assert subprocess.run([sys.executable, "-c", script], env=clean, check=False).returncode == 0
 
 
-def test_exactly_one_thread_stops_after_the_given_number_of_visits(faults: Faults) -> None:
+def test_exactly_one_thread_stops_at_an_armed_fault_point_after_the_given_number_of_visits(faults: Faults) -> None:
     point = FaultPoint.BATCH_COMMITTED
     through = threading.Semaphore(0)
 

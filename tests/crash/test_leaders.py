@@ -112,8 +112,8 @@ class Leaders(ByProcess):
                 process.send_signal(signal.SIGUSR1)
                 wait_until(lambda: "most recent call first" in stacks.read_text(), 10)
                 at_work = self.conn.execute("SELECT application_name, state, wait_event, query FROM pg_stat_activity")
-                told = f"{path.read_text()}\n{stacks.read_text()}\n{at_work.fetchall()}"
-                raise AssertionError(f"the successor hangs\n{told}") from None
+                report = f"{path.read_text()}\n{stacks.read_text()}\n{at_work.fetchall()}"
+                raise AssertionError(f"the successor hangs\n{report}") from None
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

@@ -68,16 +68,16 @@ class Receiver:
     """The receiver process, and the parent's end of its pipe."""
 
     process: subprocess.Popen[bytes]
-    said: Path
+    output: Path
 
     @classmethod
-    def start(cls, settings: ReceiverSettings, said: Path, until: Lsn | None) -> Receiver:
-        with said.open("wb") as out:
+    def start(cls, settings: ReceiverSettings, output: Path, until: Lsn | None) -> Receiver:
+        with output.open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pgcdc_assets.log.receive.process"], stdin=subprocess.PIPE, stdout=out,
                 start_new_session=True,
             )  # fmt: skip
-        receiver = cls(process, said)
+        receiver = cls(process, output)
         assert process.stdin is not None
         order = b"" if until is None else Order(OrderName.UNTIL, until).to_line()
         process.stdin.write(settings.to_line() + order)
@@ -89,7 +89,7 @@ class Receiver:
         return self.process.poll() is not None
 
     def events(self) -> list[Event | PgcdcError]:
-        lines = self.said.read_bytes().split(b"\n")[:-1]
+        lines = self.output.read_bytes().split(b"\n")[:-1]
         return [read_line(line) for line in lines]
 
     def leave(self) -> None:
@@ -101,10 +101,10 @@ class Receiver:
         """Fails unless the receiver ends by itself. Its last error must be of a class that a crash explains."""
         assert wait_until(lambda: self.ended, SECONDS), f"still runs: {self.events()[-3:]}"
         self.leave()
-        said = self.events()
-        assert not said or not isinstance(said[-1], ReceiverDied | LogConflict | LogCorrupt | SlotAhead | LogAhead), (
-            said
-        )
+        events = self.events()
+        assert not events or not isinstance(
+            events[-1], ReceiverDied | LogConflict | LogCorrupt | SlotAhead | LogAhead
+        ), events
 
 
 @dataclass
@@ -183,11 +183,11 @@ class Rig:
             batch_seconds=self.chance.choice([0.02, 0.1, 0.4]),
             drain_bytes=self.chance.choice([1, LEAST_BYTES]), messages=("*",),
         )  # fmt: skip
-        return Receiver.start(settings, self.folder / "said", until)
+        return Receiver.start(settings, self.folder / "output", until)
 
     def _goal(self) -> Lsn:
-        """Returns a goal slightly above the current WAL position, often inside an open transaction or in WAL of other
-        tables."""
+        """Returns an endpos slightly above the current WAL position, often inside an open transaction or in WAL of
+        other tables."""
         with self.connect() as conn:
             return Lsn(_lsn(conn, "pg_current_wal_insert_lsn()") + self.chance.randrange(200_000))
 

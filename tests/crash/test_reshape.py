@@ -131,21 +131,21 @@ def stage(
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.takes(200)
-def test_schema_change_killed_at_each_step_loses_nothing(stage: _Stage) -> None:
+def test_sync_killed_at_each_step_of_a_schema_change_loses_nothing(stage: _Stage) -> None:
     _kill(stage, dict(zip(STEPS, CHANGES, strict=True)))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("made", [_PARTED])
-def test_schema_change_of_a_partitioned_table_killed_at_each_step_loses_nothing(stage: _Stage, made: str) -> None:
+def test_sync_killed_at_each_step_of_a_partitioned_tables_schema_change_loses_nothing(stage: _Stage, made: str) -> None:
     _kill(stage, dict(zip(STEPS, CHANGES, strict=True)))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", ["metadata"])
-def test_schema_change_by_metadata_killed_at_each_step_loses_nothing(stage: _Stage, way: str) -> None:
+def test_sync_killed_at_each_step_of_a_schema_change_by_metadata_loses_nothing(stage: _Stage, way: str) -> None:
     _kill(stage, dict(zip(BY_METADATA, WITHOUT_ROWS, strict=True)))
 
 
@@ -163,7 +163,7 @@ def _kill(stage: _Stage, changes: dict[FaultPoint, str]) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_rename_killed_at_each_step_loses_nothing(stage: _Stage) -> None:
+def test_sync_killed_at_each_step_of_a_rename_loses_nothing(stage: _Stage) -> None:
     """After every second kill, the table gets its former name back before the next sync checks the catalog."""
     name = "t"
     for number, step in enumerate(_RENAMES):

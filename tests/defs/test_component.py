@@ -101,9 +101,9 @@ def test_a_component_applies_post_processing_and_freshness() -> None:
 
 def test_loading_a_source_without_setup_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     build_pgcdc_defs("shop", DSN, tmp_path / "lake", tmp_path / "state")
-    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("pgcdc_assets")]
-    assert said.startswith("source shop has no assets yet: ")
-    assert said.endswith(f"is missing; run `pgcdc setup` with PGCDC_STATE={tmp_path / 'state'}")
+    (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("pgcdc_assets")]
+    assert message.startswith("source shop has no assets yet: ")
+    assert message.endswith(f"is missing; run `pgcdc setup` with PGCDC_STATE={tmp_path / 'state'}")
 
 
 def test_freshness_attribute_that_is_not_a_duration_is_refused() -> None:
@@ -152,7 +152,7 @@ def test_no_definition_contains_the_password_of_the_source(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"lake": "lake"}, "lake is not an absolute path"),
         ({"source": dg.EnvVar("NO_SUCH_DSN")}, "environment variable NO_SUCH_DSN is not set"),
@@ -162,13 +162,13 @@ def test_no_definition_contains_the_password_of_the_source(tmp_path: Path) -> No
     ids=["a relative lake", "an environment variable that is not set", "a name with a capital", "an unknown setting"],
 )
 def test_wrong_argument_of_build_pgcdc_defs_is_reported_in_one_line(
-    tmp_path: Path, given: dict[str, Any], said: str
+    tmp_path: Path, given: dict[str, Any], message: str
 ) -> None:
     values: dict[str, Any] = {"name": "shop", "source": DSN, "lake": tmp_path / "lake", "state": tmp_path / "state"}
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as refused:
         build_pgcdc_defs(**values | given)
-    assert said in str(told.value)
-    assert "geheim" not in str(told.value)
+    assert message in str(refused.value)
+    assert "geheim" not in str(refused.value)
 
 
 def test_the_guide_lists_each_attribute_of_the_component_and_each_argument() -> None:

@@ -64,7 +64,7 @@ def test_without_a_catalog_the_graph_is_empty_and_loads() -> None:
     assert defs.resolve_job_def("pgcdc_sync").name == "pgcdc_sync"
 
 
-def test_mirrors_show_group_kinds_and_columns() -> None:
+def test_assets_of_mirrors_have_group_kinds_and_columns() -> None:
     node = load(catalog_of(("public", "orders"))).resolve_asset_graph().get(dg.AssetKey(["pgcdc", "public", "orders"]))
     assert node.group_name == "pgcdc_mirror"
     assert {"spark", "deltalake"} <= node.kinds

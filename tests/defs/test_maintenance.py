@@ -54,8 +54,8 @@ def test_a_scheduled_run_has_a_time_limit_and_reports_its_work(instance: dg.Dags
     assert result.success
     assert script.asked == [("maintain", "maintain", 600.0)]
     (output,) = [event for event in result.all_events if event.is_successful_output]
-    told = {name: value.value for name, value in output.step_output_data.metadata.items()}
-    assert (told["log_start_lsn"], told["log_files"], told["deleted_bytes"]) == ("0/10", 7, 9)
+    shown = {name: value.value for name, value in output.step_output_data.metadata.items()}
+    assert (shown["log_start_lsn"], shown["log_files"], shown["deleted_bytes"]) == ("0/10", 7, 9)
 
 
 def test_a_scheduled_run_skips_a_lake_that_is_being_written(instance: dg.DagsterInstance) -> None:

@@ -51,7 +51,7 @@ def test_registered_ranges_are_not_registered_again(register: RangeRegister) -> 
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)]
 
 
-def test_keys_of_ranges_outside_of_the_change_log_are_deleted(register: RangeRegister) -> None:
+def test_partition_keys_of_ranges_outside_of_the_change_log_are_deleted(register: RangeRegister) -> None:
     for start, end in ((0x10, 0x20), (0x20, 0x30), (0x30, 0x40)):
         register.add(span(start, end))
     assert register.prune(Lsn(0x20), Lsn(0x30)) == [span(0x10, 0x20), span(0x30, 0x40)]
@@ -75,7 +75,7 @@ def test_selecting_no_range_or_ranges_with_a_gap_fails(register: RangeRegister) 
         Selection([span(0x30, 0x40).key, span(0x40, 0x50).key], register)
 
 
-def test_a_key_above_all_ended_ranges_is_removed(register: RangeRegister, instance: dg.DagsterInstance) -> None:
+def test_partition_key_above_all_ended_ranges_is_removed(register: RangeRegister, instance: dg.DagsterInstance) -> None:
     """Somebody added the key by hand during a sync. If the key stayed, it could be taken for the next ended range."""
     register.add(span(0x10, 0x20))
     instance.add_dynamic_partitions(RANGES, [span(0x50, 0x60).key])

@@ -98,16 +98,16 @@ def test_a_run_configures_spark_as_dagster_pyspark_does(recorded: Sessions) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"driver.memory": "2g"}, "has the key `driver.memory`, which is neither"),
         ({"spark.master": "spark://host:7077"}, "cannot be used with a lake on a local path"),
     ],
 )
 def test_spark_config_of_a_run_is_checked_by_the_same_rules_as_the_setting_spark(
-    given: dict[str, Any], said: str
+    given: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SettingsError, match=said.replace("`", "['`]")):
+    with pytest.raises(SettingsError, match=message.replace("`", "['`]")):
         lake_spark(Settings.load())(spark_config=given).settings()
 
 

@@ -138,7 +138,7 @@ def test_run_of_another_source_is_not_reported_dead(instance: dg.DagsterInstance
     assert runs.report_dead_runs(instance, OTHER, Layout.of(tmp_path)) == [others]
 
 
-def test_a_run_in_another_container_is_dead_if_its_lake_is_long_unlocked(
+def test_run_in_another_container_is_reported_dead_if_its_lake_has_been_unlocked_for_long(
     instance: dg.DagsterInstance, lake: Layout
 ) -> None:
     run = run_of(instance, mark=elsewhere())

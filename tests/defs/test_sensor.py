@@ -100,9 +100,9 @@ def test_an_unreachable_source_is_reported_without_its_password(
     instance: dg.DagsterInstance, settings: Settings
 ) -> None:
     elsewhere = settings.model_copy(update={"source": "host=/nowhere dbname=x password=geheim"})
-    said = why(look(instance, elsewhere))
-    assert "/nowhere" in said
-    assert "geheim" not in said
+    reason = why(look(instance, elsewhere))
+    assert "/nowhere" in reason
+    assert "geheim" not in reason
 
 
 @pytest.mark.usefixtures("level")
@@ -181,11 +181,11 @@ def test_a_run_whose_process_died_is_marked_failed_and_the_next_run_is_delayed(
         recorded(settings.layout, OperationKind.SYNC, "sync", print),
     ):  # fmt: skip
         raise SlotMissing("does not exist", thing="slot s")
-    said = why(look(instance, settings))
+    reason = why(look(instance, settings))
     found = instance.get_run_by_id(run.run_id)
     assert found is not None
     assert found.status is dg.DagsterRunStatus.FAILURE
-    assert "failed runs in a row: 1 (slot s: does not exist)" in said
+    assert "failed runs in a row: 1 (slot s: does not exist)" in reason
 
 
 @pytest.mark.usefixtures("level")
@@ -225,8 +225,8 @@ def test_the_sensor_reports_slot_and_health_at_intervals(
     assert [type(event) for event in after_another_text] == [dg.AssetObservation], "a check passes as before"
 
     conn.execute(f"ALTER PUBLICATION {settings.publication} DROP TABLE public.t")
-    told = look(instance, settings, later).asset_events
-    wrong = [event for event in told if isinstance(event, dg.AssetCheckEvaluation) and not event.passed]
+    events = look(instance, settings, later).asset_events
+    wrong = [event for event in events if isinstance(event, dg.AssetCheckEvaluation) and not event.passed]
     assert any("changes are being lost" in str(event.description) for event in wrong)
 
 

@@ -160,7 +160,7 @@ def recorded(instance: dg.DagsterInstance, run_id: str, *types: dg.DagsterEventT
     return ["/".join(key[1:]) for key in keys]
 
 
-def test_a_table_that_did_not_change_records_nothing(
+def test_table_without_changes_gets_no_dagster_event(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the end of a range, the table gets no materialization. Its check is not recorded again if it passed before and
@@ -182,21 +182,23 @@ def test_a_table_that_did_not_change_records_nothing(
     ]  # fmt: skip
 
 
-def test_a_check_is_recorded_when_its_result_changes(
+def test_asset_check_that_passes_again_is_not_recorded_again(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed result is recorded in each run. A passed result is recorded only if it is the first result, or if the
     check failed before."""
     failing = Problem("error", f"table {EVENTS}", "is set aside", "copy it again", ProblemCode.TABLE_SET_ASIDE)
-    told = iter([health(), health(failing), health(failing), health(), health()])
-    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: next(told))
+    results = iter([health(), health(failing), health(failing), health(), health()])
+    monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: next(results))
     done = [sync(instance, Script(ranges=[report_of(span(n, n + 16))])) for n in (0x10, 0x20, 0x30, 0x40, 0x50)]
     checks = [recorded(instance, run.run_id, dg.DagsterEventType.ASSET_CHECK_EVALUATION) for run in done]
     assert checks == [["slot", "public/orders", "public/events"], ["public/events"], ["public/events"],
                       ["public/events"], []]  # fmt: skip
 
 
-def test_a_copy_is_checked_in_its_own_run(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asset_check_of_a_copied_table_is_recorded_in_the_run_of_the_copy(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Dagster shows a check as not evaluated if it is older than the newest materialisation."""
     monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: health())
     assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20))])).success
@@ -251,7 +253,7 @@ def test_a_mirror_is_materialised_when_its_copy_is_complete(instance: dg.Dagster
 @pytest.mark.parametrize(
     ("condition", "fires"), [(dg.AutomationCondition.eager(), False), (mirror_updated(), True)], ids=["eager", "ours"]
 )
-def test_an_asset_that_depends_on_a_later_published_table_runs_with_our_condition(
+def test_asset_that_depends_on_a_table_published_later_runs_with_the_condition_of_pgcdc(
     instance: dg.DagsterInstance, condition: dg.AutomationCondition[dg.AssetKey], fires: bool
 ) -> None:
     """The table has no materialization for the ranges before its copy. Dagster's ``eager`` condition would wait for
@@ -293,7 +295,7 @@ def test_a_run_has_its_process_as_a_tag_and_passes_its_limits_to_the_engine(inst
     assert run.tags[PROCESS_TAG] == str(ProcessName.own())
 
 
-def test_ranges_of_an_earlier_change_log_are_removed(instance: dg.DagsterInstance) -> None:
+def test_partitions_for_ranges_of_an_earlier_change_log_are_removed(instance: dg.DagsterInstance) -> None:
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         RangeRegister(instance, NAMES).add(known)
     ChangeLog(Settings().layout).create(Identity("1", "db", "s"), Lsn(0x20), 1)
@@ -321,7 +323,7 @@ def test_a_run_that_a_signal_ends_at_a_commit_boundary_succeeds(instance: dg.Dag
 
 
 @pytest.mark.parametrize("by", ["job", "selection"])
-def test_a_run_ends_early_for_a_queued_run_of_its_own_source_only(
+def test_run_ends_early_only_if_a_run_of_its_own_source_is_queued(
     instance: dg.DagsterInstance, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queued run that was launched in the UI does not have pgcdc's tag yet. pgcdc recognizes it by the assets that it
@@ -356,7 +358,7 @@ def test_a_run_ends_early_for_a_queued_run_of_its_own_source_only(
 
 @pytest.mark.long
 @pytest.mark.takes(20)
-def test_a_run_ends_early_for_a_run_that_waits_for_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_ends_early_if_another_run_waits_for_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the instance limits pools by run, Dagster starts a run even if its pool has no free slot."""
     monkeypatch.setattr(runs, "_LOOK_SECONDS", 0.1)
     script, waited, results = Script(), list[set[str]](), list[dg.ExecuteInProcessResult]()
@@ -423,7 +425,7 @@ def test_selections_work_after_a_user_changed_keys_or_groups_of_our_assets(
 
 
 @pytest.mark.parametrize("prefix", [["house"], []], ids=["prefix", "none"])
-def test_events_are_recorded_under_the_keys_that_the_location_shows(
+def test_events_are_recorded_under_the_asset_keys_that_the_code_location_shows(
     instance: dg.DagsterInstance, prefix: list[str]
 ) -> None:
     """The user's project puts its own prefix before the keys of our assets."""
@@ -442,7 +444,7 @@ def test_events_are_recorded_under_the_keys_that_the_location_shows(
     assert OF.within(dg.build_sensor_context(instance=instance)) is OF
 
 
-def test_several_ranges_of_mirrors_are_materialised_by_one_apply(instance: dg.DagsterInstance) -> None:
+def test_materialising_several_ranges_of_mirrors_is_one_apply(instance: dg.DagsterInstance) -> None:
     ranges = [span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)]
     for known in ranges:
         RangeRegister(instance, NAMES).add(known)
@@ -482,7 +484,7 @@ def test_logical_messages_are_reported_for_each_range_and_can_be_derived_again(i
     assert later.key not in instance.get_materialized_partitions(NAMES.messages)
 
 
-def test_a_run_succeeds_although_a_selected_key_is_no_range_and_another_key_was_deleted(
+def test_run_succeeds_although_one_selected_key_is_not_a_range_and_another_was_deleted(
     instance: dg.DagsterInstance,
 ) -> None:
     """Dagster's dialog selects all partitions by default, so the selection may contain such keys."""
@@ -504,7 +506,9 @@ def test_a_run_succeeds_although_a_selected_key_is_no_range_and_another_key_was_
     assert sync(instance, script).success
 
 
-def test_a_key_that_is_no_range_is_reported_by_the_check_of_the_slot(instance: dg.DagsterInstance) -> None:
+def test_partition_key_that_is_not_an_lsn_range_is_reported_by_the_asset_check_of_the_slot(
+    instance: dg.DagsterInstance,
+) -> None:
     assert [p.thing for p in current_health(Replication(Settings()), instance).problems if "partition" in p.thing] == []
     instance.add_dynamic_partitions(RANGES, ["2026-01-01"])
     (problem,) = [p for p in current_health(Replication(Settings()), instance).problems if "partition" in p.thing]
@@ -528,7 +532,7 @@ def test_an_unreachable_lake_fails_the_check_of_every_mirror(
     assert all("s3://bucket/lake does not answer" in str(check.description) and not check.passed for check in found)
 
 
-def test_materialising_a_snapshot_copies_only_what_has_no_copy(instance: dg.DagsterInstance) -> None:
+def test_materialising_snapshots_copies_only_tables_without_a_copy(instance: dg.DagsterInstance) -> None:
     old = LsnRange(ZERO, Lsn(0x10)).key
     instance.add_dynamic_partitions(COPIES, [old])
     script = Script(copies=[CopyReport(ORDERS, Lsn(0x90), 12, 100, 1, 0.5, 4)])
@@ -541,7 +545,9 @@ def test_materialising_a_snapshot_copies_only_what_has_no_copy(instance: dg.Dags
     assert NAMES.of_stage("snapshot", ORDERS) in done
 
 
-def test_materialising_a_snapshot_makes_a_new_copy_if_the_configuration_says_so(instance: dg.DagsterInstance) -> None:
+def test_materialising_a_snapshot_copies_a_table_again_if_the_configuration_says_so(
+    instance: dg.DagsterInstance,
+) -> None:
     old, new = LsnRange(ZERO, Lsn(0x10)).key, LsnRange(ZERO, Lsn(0x90)).key
     instance.add_dynamic_partitions(COPIES, [old])
     script = Script(copies=[CopyReport(EVENTS, Lsn(0x90), 12, 100, 1, 0.5, 4)])

@@ -121,7 +121,7 @@ def test_statistics_keep_every_digit_of_min_and_max_values(stats: str, expected:
     assert loosened(stats) == expected
 
 
-def test_small_files_are_merged_into_one(rows: Rows) -> None:
+def test_compaction_merges_small_files_into_one(rows: Rows) -> None:
     """The merged file lacks the rows that deletion vectors removed. Earlier versions and positions do not change."""
     compaction = Compaction(most_small=5)
     for number in range(6):
@@ -153,7 +153,7 @@ def test_temporary_commit_files_of_a_killed_writer_are_deleted_at_a_checkpoint(r
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_the_file_with_the_most_deleted_rows_is_rewritten(rows: Rows) -> None:
+def test_compaction_rewrites_the_file_with_the_most_deleted_rows(rows: Rows) -> None:
     """A turn that deletes rows of a file writes the file's whole deletion vector again. So the file with the largest
     vector is rewritten first, one file at a time."""
     compaction = Compaction(fewest_worn=4)
@@ -182,8 +182,8 @@ def test_compaction_whose_new_files_lack_rows_is_refused(rows: Rows) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 def test_spark_reads_our_commits_and_adds_its_own(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's DELETE extends our vectors, our commits extend Spark's vectors, and OPTIMIZE removes them. Spark's change
-    feed reports the rows."""
+    """Spark's DELETE adds rows to deletion vectors of pgcdc, and commits of pgcdc add rows to Spark's deletion vectors.
+    Spark's OPTIMIZE removes all deletion vectors. Spark's change data feed reports the changed rows."""
     path = tmp_path / "t"
     create_mirror(Location.of(path), MirrorSchema(SCHEMA), {"delta.enableChangeDataFeed": "true"}, Location.of(path))
     rows, name = Rows(path), f"delta.`{path}`"

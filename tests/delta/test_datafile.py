@@ -55,7 +55,7 @@ def sound(table: Path) -> FileReport:
     return file_of(table, {"id": pa.array([1, 2]), "name": pa.array(["a", None])})
 
 
-def test_a_file_without_rows_is_not_written(tmp_path: Path) -> None:
+def test_data_file_without_rows_is_not_written(tmp_path: Path) -> None:
     with DataFile(Location.of(tmp_path), SCHEMA) as file:
         file.write([pa.array([], pa.int64()), pa.array([], pa.string())])
         assert file.finish() is None
@@ -63,7 +63,7 @@ def test_a_file_without_rows_is_not_written(tmp_path: Path) -> None:
 
 
 def test_minimum_and_maximum_of_a_column_are_exact_or_absent(tmp_path: Path) -> None:
-    told = stats_of(
+    stats = stats_of(
         tmp_path,
         {
             "i": pa.array([3, None, -7], pa.int16()),
@@ -83,37 +83,37 @@ def test_minimum_and_maximum_of_a_column_are_exact_or_absent(tmp_path: Path) -> 
             "raw": pa.array([b"\0", b"", None]),
         },
     )  # fmt: skip
-    assert told["numRecords"] == 3
-    assert told["minValues"] == {
+    assert stats["numRecords"] == 3
+    assert stats["minValues"] == {
         "i": -7, "n": "0.00000000000000000000", "small": "-1.50", "d": "0001-01-01",
         "t": "0001-01-01T00:00:00.000000Z", "z": "2024-05-06T00:00:00.000000", "s": "a\0",
     }  # fmt: skip
-    assert told["maxValues"] == {
+    assert stats["maxValues"] == {
         "i": 3, "n": "1.50000000000000000000", "small": "2.00", "d": "9999-12-31",
         "t": "2024-05-06T07:08:09.123456Z", "z": "2024-05-06T00:00:00.000000", "s": "b",
     }  # fmt: skip
-    assert told["nullCount"]["none"] == 3
-    assert told["nullCount"]["i"] == 1
-    assert "l" not in told["nullCount"]
+    assert stats["nullCount"]["none"] == 3
+    assert stats["nullCount"]["i"] == 1
+    assert "l" not in stats["nullCount"]
 
 
 def test_minimum_and_maximum_of_a_column_cover_all_row_groups(tmp_path: Path) -> None:
-    told = stats_of(
+    stats = stats_of(
         tmp_path,
         {"i": pa.array([5, 6]), "j": pa.array([1, 1])},
         {"i": pa.nulls(2, pa.int64()), "j": pa.array([0, 0])},
         {"i": pa.array([1, 2]), "j": pa.array([9, None])},
     )
-    assert told["minValues"] == {"i": 1, "j": 0}
-    assert told["maxValues"] == {"i": 6, "j": 9}
-    assert told["nullCount"] == {"i": 2, "j": 1}
-    assert told["numRecords"] == 6
+    assert stats["minValues"] == {"i": 1, "j": 0}
+    assert stats["maxValues"] == {"i": 6, "j": 9}
+    assert stats["nullCount"] == {"i": 2, "j": 1}
+    assert stats["numRecords"] == 6
 
 
 def test_statistics_cover_the_first_32_columns_and_the_columns_of_pgcdc(tmp_path: Path) -> None:
     columns = {f"c{at}": pa.array([at]) for at in range(40)} | {"_pgcdc_commit_lsn": pa.array([77])}
-    told = stats_of(tmp_path, columns)
-    assert set(told["maxValues"]) == {*(f"c{at}" for at in range(32)), "_pgcdc_commit_lsn"}
+    stats = stats_of(tmp_path, columns)
+    assert set(stats["maxValues"]) == {*(f"c{at}" for at in range(32)), "_pgcdc_commit_lsn"}
 
 
 @pytest.mark.long
@@ -152,7 +152,7 @@ def test_one_commit_changes_both_data_and_position(table: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [10, 9])
-def test_a_position_at_or_below_the_current_one_is_refused(table: Path, version: int) -> None:
+def test_commit_with_a_position_at_or_below_the_current_position_is_refused(table: Path, version: int) -> None:
     commit(table, [sound(table)], "append", {"app": 10})
     with pytest.raises(LakeError, match="already records 10 for app"):
         commit(table, [sound(table)], "append", {"app": version})
@@ -195,7 +195,7 @@ def test_files_that_differ_from_the_table_or_from_their_file_report_are_refused(
     assert DeltaTable(table).version() == 0
 
 
-def test_a_file_may_have_columns_of_pgcdc_that_the_table_lacks(table: Path) -> None:
+def test_data_file_may_have_columns_of_pgcdc_that_the_table_lacks(table: Path) -> None:
     columns = {"id": pa.array([1]), "name": pa.array(["a"]), "_pgcdc_op": pa.array(["insert"])}
     commit(table, [file_of(table, columns)], "append", {"app": 1})
     assert DeltaTable(table).count() == 1

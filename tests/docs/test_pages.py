@@ -19,10 +19,10 @@ from tests.docs.site import ROOT, SOURCES, blocks, prose, sentences, words
 from tests.plainwords import INSTEAD, found
 
 MOST_WORDS = 1500
-"""Words of one page. Code blocks and generated parts are not counted."""
+"""The most words of one page. Code blocks and generated parts are not counted."""
 MOST_WORDS_IN_ALL = 30_000
 LONGEST_SENTENCE = 35
-"""Words. Code counts as one word."""
+"""The most words of one sentence. Code counts as one word."""
 PAGES = [*SOURCES, ROOT / "README.md"]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 

@@ -26,7 +26,7 @@ WINDOW: ViewportSize = {"width": 1720, "height": 1330}
 CANVAS: FloatRect = {"x": 380, "y": 180, "width": 1285, "height": 1005}
 """The area of the graph in this window, without the panels around it."""
 PATIENCE = 60_000
-"""Milliseconds. Spark may keep the machine busy."""
+"""The longest wait, in milliseconds. Spark may keep the machine busy."""
 
 pytestmark = [
     pytest.mark.browser,

@@ -74,7 +74,7 @@ def project(database: Database, tmp_path: Path) -> Project:
 @pytest.mark.process
 @pytest.mark.timeout(600)  # Eight commands, one after the other.
 @pytest.mark.takes(80)
-def test_the_commands_from_setup_to_teardown(project: Project, database: Database) -> None:
+def test_each_command_from_setup_to_teardown_works_with_odd_tables(project: Project, database: Database) -> None:
     with database.connect() as conn:
         conn.execute(SCHEMA)
         conn.execute(DATA)
@@ -117,10 +117,10 @@ def _copied_and_interrupted(project: Project) -> None:
         wait_for(lambda: _listed(project) == len(TABLES) or shown.process.poll() is not None, what="a point with all")
         shown.ctrl_c()
         code = ends(shown.process)
-        said = shown.words
-    assert (code, "replay_lsn" in said) == (0, True), said
-    assert "Traceback" not in said
-    assert "py4j" not in said
+        output = shown.words
+    assert (code, "replay_lsn" in output) == (0, True), output
+    assert "Traceback" not in output
+    assert "py4j" not in output
 
 
 def _listed(project: Project) -> int:

@@ -69,7 +69,7 @@ def test_signal_ends_setup_while_it_waits_for_a_transaction(project: Project, da
 
 @pytest.mark.long
 @pytest.mark.parametrize("args", [("status",), pytest.param(("follow",), marks=pytest.mark.long)])
-def test_sigint_ends_a_command_whose_server_is_silent(
+def test_sigint_ends_a_command_whose_source_does_not_answer(
     project: Project, database: Database, args: tuple[str, ...]
 ) -> None:
     """The command is connecting to the server, or waits for the result of a query."""
@@ -86,7 +86,7 @@ def test_sigint_ends_a_command_whose_server_is_silent(
 
 @pytest.mark.long
 @pytest.mark.process
-def test_sigterm_ends_follow_on_a_dead_network_path(project: Project, database: Database) -> None:
+def test_sigterm_ends_follow_while_the_network_forwards_nothing(project: Project, database: Database) -> None:
     with DeadPath(database) as path:
         project.settings["PGCDC_SOURCE"] = path.conninfo
         project.run("setup")

@@ -67,7 +67,7 @@ def test_range_is_materialised_in_every_changed_asset(up: Served) -> None:
 
 
 def test_web_page_of_another_site_cannot_query_dagsters_webserver(up: Served) -> None:
-    """That the webserver answers queries of its own pages is checked by all other tests of this module."""
+    """All other tests of this module check that the webserver answers queries of its own pages."""
     mutation = "mutation { setSensorEnabled }"
     by_image = f"{up.url}/graphql?{urllib.parse.urlencode({'query': mutation})}"
     assert _status(urllib.request.Request(by_image)) == 403

@@ -139,9 +139,9 @@ def make(mirror: Mirror, schema: MirrorSchema, properties: dict[str, str]) -> No
     configuration = {"delta.enableDeletionVectors": "true", **properties}
     if schema.mapped:
         configuration |= {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": str(len(fields))}
-        for number, told in enumerate(fields, 1):
+        for number, column in enumerate(fields, 1):
             names = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": f"col-{number}"}
-            told["metadata"] = {**told.get("metadata", {}), **names}
+            column["metadata"] = {**column.get("metadata", {}), **names}
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": _FEATURES, "writerFeatures": _FEATURES}
     metadata = {
         "id": f"{mirror.name}", "format": {"provider": "parquet", "options": {}}, "partitionColumns": [],

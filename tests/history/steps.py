@@ -19,8 +19,8 @@ ACTS = {*_WEIGHTS, "commit prepared", "rollback prepared"} - {"begin", "savepoin
 """The names under which a workload counts the steps that took effect."""
 RARE = ("negate", "swap", "reinsert", "move leaf", "truncate leaf", "truncate", "churn")
 _OPERATIONS = ("sync", "sync", "sync", "until", "until", "ahead", "copy", "backfill", "repair")
-"""Operations of the project between steps, see :mod:`~tests.history.driver`. One that is listed several times is
-selected more often."""
+"""Operations of the project between steps, see :mod:`~tests.history.driver`. An operation that is listed several times
+is selected more often."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Workload:
     statements are not counted."""
     refused: Counter[str] = field(default_factory=Counter)
     positions: list[int] = field(default_factory=list)
-    """The WAL insert position after each step. A sync may get any of these positions as its goal."""
+    """The WAL insert position after each step. A sync may get any of these positions as its endpos."""
     _gid: int = 0
 
     def make(self) -> None:

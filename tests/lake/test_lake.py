@@ -92,7 +92,7 @@ def test_a_numpy_integer_is_accepted_as_an_lsn(tmp_path: Path) -> None:
 # Differences, the change feed and `Lake.wait` work with every kind of store -------------------------
 
 
-def hold(root: Location) -> None:
+def check_all_calls(root: Location) -> None:
     """Makes a lake at ``root``, and calls `diff`, `history`, `changes`, `undo` and `wait`."""
     at = OneTable(root, [{"id": "1", "v": "one"}, {"id": "2", "v": "two"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "ONE"}), (DELETE, {"id": "2"}))
@@ -113,19 +113,19 @@ def hold(root: Location) -> None:
 
 def test_all_calls_work_with_a_lake_in_memory() -> None:
     root = lake_in_memory()
-    hold(root)
+    check_all_calls(root)
     storage.delete_folder(root)
 
 
 @pytest.mark.long
 def test_all_calls_work_with_a_lake_in_a_bucket(bucket: Location) -> None:
-    hold(bucket)
+    check_all_calls(bucket)
 
 
 # The history of a row -------------------------------------------------------------------------------
 
 
-def told(history: RowHistory) -> list[tuple[Any, ...]]:
+def changes_in(history: RowHistory) -> list[tuple[Any, ...]]:
     rows = history.versions.to_pylist()
     return [(row["kind"], row["lsn"], row["row"]["id"], row["row"]["v"], row["unknown"]) for row in rows]
 
@@ -137,14 +137,14 @@ def test_history_lists_every_change_of_a_row_with_its_transaction(tmp_path: Path
     at.turn(400, (INSERT, {"id": "1", "v": "b", "n": "NaN"}))
     history = at.lake.at().history("public.t", 1)
     assert history.complete_from == 100
-    assert told(history) == [
+    assert changes_in(history) == [
         ("update_postimage", 199, 1, "a", []), ("delete", 299, 1, None, []), ("insert", 399, 1, "b", []),
     ]  # fmt: skip
     last = history.versions.to_pylist()[-1]
     assert (last["xid"], last["commit_ts"].second, last["origin"], last["messages"]) == (399, 399 % 60, None, None)
     assert (last["row"]["n"], last["row"]["_pgcdc_raw"]) == (None, [("n", "NaN")])
-    assert told(at.lake.at(300).history(NAME, {"id": 1})) == told(history)[:2]
-    assert told(at.lake.at().history(NAME, 7)) == []
+    assert changes_in(at.lake.at(300).history(NAME, {"id": 1})) == changes_in(history)[:2]
+    assert changes_in(at.lake.at().history(NAME, 7)) == []
 
 
 def test_history_takes_values_that_were_not_sent_from_earlier_changes(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_history_takes_values_that_were_not_sent_from_earlier_changes(tmp_path: 
     at.turn(400, (UPDATE, {"id": "1", "n": "2.00", "_pgcdc_unchanged": [2, 4]}))
     at.turn(500, (UPDATE, {"id": "1", "n": "3.00", "_pgcdc_unchanged": [2]}))
     history = at.lake.at().history(NAME, 1)
-    assert [row[3:] for row in told(history)] == [(None, ["v"]), ("sent", []), ("sent", []), ("sent", [])]
+    assert [row[3:] for row in changes_in(history)] == [(None, ["v"]), ("sent", []), ("sent", []), ("sent", [])]
     rows = [row["row"] for row in history.versions.to_pylist()]
     assert [str(row["n"]) for row in rows] == ["1.00", "None", "2.00", "3.00"]
     assert [row["_pgcdc_raw"] for row in rows] == [None, [("at", "infinity")], [("at", "infinity")], None]
@@ -164,10 +164,10 @@ def test_history_of_a_row_has_its_key_change_and_each_truncate(tmp_path: Path) -
     at = OneTable(tmp_path, [{"id": "1", "v": "x"}, {"id": "3"}])
     at.turn(200, (OLD, {"id": "1"}), (UPDATE, {"id": "2", "v": "x", "_pgcdc_unchanged": [2]}))
     at.turn(300, (TRUNCATE, {}))
-    assert told(at.lake.at().history(NAME, 1)) == [
+    assert changes_in(at.lake.at().history(NAME, 1)) == [
         ("update_preimage", 199, 1, None, []), ("truncate", 299, None, None, []),
     ]  # fmt: skip
-    assert told(at.lake.at().history(NAME, 2))[0] == ("update_postimage", 199, 2, None, ["v"])
+    assert changes_in(at.lake.at().history(NAME, 2))[0] == ("update_postimage", 199, 2, None, ["v"])
 
 
 def test_history_has_the_lsn_above_which_it_is_complete(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_history_has_the_lsn_above_which_it_is_complete(tmp_path: Path) -> None:
     at.turn(300, (UPDATE, {"id": "1", "v": "b"}))
     at.feeds.open(T).forget(Lsn(200))
     history = at.lake.at().history(NAME, 1)
-    assert (history.complete_from, [row[1] for row in told(history)]) == (200, [299])
+    assert (history.complete_from, [row[1] for row in changes_in(history)]) == (200, [299])
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from tests.lake.onetable import DELETE, INSERT, INT, NAME, OLD, OWNER, TAGS, TEX
 ROWS = [{"id": "1", "v": "one"}, {"id": "2", "v": "two"}, {"id": "3", "v": "three"}]
 
 
-def told(change: pa.Table) -> list[tuple[str, Any, Any]]:
+def changed_rows(change: pa.Table) -> list[tuple[str, Any, Any]]:
     """For each changed key, in order: the kind of change, and ``(id, v)`` of the old and of the new row."""
     rows = [
         (row["kind"], *(image and (image["id"], image["v"]) for image in (row["before"], row["after"])))
@@ -46,13 +46,13 @@ def test_diff_has_one_row_with_old_and_new_values_for_each_key_whose_row_differs
     at = OneTable(tmp_path, ROWS)
     at.turn(200, (UPDATE, {"id": "1", "v": "ONE"}), (DELETE, {"id": "2"}), (INSERT, {"id": "4", "v": "four"}))
     change = at.lake.diff("public.t", 100)
-    assert told(change) == [
+    assert changed_rows(change) == [
         ("update", (1, "one"), (1, "ONE")),
         ("delete", (2, "two"), None),
         ("insert", None, (4, "four")),
     ]
     assert [row["after"]["_pgcdc_commit_lsn"] for row in change.to_pylist() if row["kind"] == "update"] == [199]
-    assert told(at.lake.diff(NAME, at.lake.at(200), at.lake.at(100))) == [
+    assert changed_rows(at.lake.diff(NAME, at.lake.at(200), at.lake.at(100))) == [
         ("update", (1, "ONE"), (1, "one")), ("insert", None, (2, "two")), ("delete", (4, "four"), None),
     ]  # fmt: skip
     assert at.lake.diff(NAME, 200, 200).num_rows == 0
@@ -63,7 +63,7 @@ def test_diff_omits_rows_that_were_changed_and_changed_back(tmp_path: Path) -> N
     at.turn(200, (UPDATE, {"id": "1", "v": "other"}), (OLD, {"id": "2"}), (UPDATE, {"id": "9", "v": "two"}))
     at.turn(300, (UPDATE, {"id": "1", "v": "one"}), (OLD, {"id": "9"}), (UPDATE, {"id": "2", "v": "two"}))
     assert at.lake.diff(NAME, 100, 300).num_rows == 0
-    assert told(at.lake.diff(NAME, 100, 200)) == [
+    assert changed_rows(at.lake.diff(NAME, 100, 200)) == [
         ("update", (1, "one"), (1, "other")), ("delete", (2, "two"), None), ("insert", None, (9, "two")),
     ]  # fmt: skip
 
@@ -74,8 +74,8 @@ def test_diff_omits_rows_that_only_a_compaction_wrote_again(tmp_path: Path) -> N
     at.turn(200, (DELETE, {"id": "3"}))
     at.compact()
     at.publish(200)
-    assert told(at.lake.diff(NAME, 100)) == [("delete", (3, "three"), None)]
-    assert told(at.lake.diff(NAME, 200, 100)) == [("insert", None, (3, "three"))]
+    assert changed_rows(at.lake.diff(NAME, 100)) == [("delete", (3, "three"), None)]
+    assert changed_rows(at.lake.diff(NAME, 200, 100)) == [("insert", None, (3, "three"))]
 
 
 def test_diff_reads_only_rows_that_were_written_between_its_two_points(
@@ -92,7 +92,7 @@ def test_diff_reads_only_rows_that_were_written_between_its_two_points(
         return real(group, names)
 
     monkeypatch.setattr(rowgroups.RowGroup, "read", counted)
-    assert told(at.lake.diff(NAME, 200)) == [("delete", (1000, None), None), ("insert", None, (1001, None))]
+    assert changed_rows(at.lake.diff(NAME, 200)) == [("delete", (1000, None), None), ("insert", None, (1001, None))]
     assert {rows for rows, _ in read} == {1}, "the file of the copy is the same at both points"
     at.turn(400, (DELETE, {"id": "7"}))
     assert netchange._Side(version(at, 300), version(at, 400)).count == 1, "the other rows of the file stay"
@@ -101,7 +101,10 @@ def test_diff_reads_only_rows_that_were_written_between_its_two_points(
 def test_diff_shows_a_truncate_as_a_delete_of_each_row(tmp_path: Path) -> None:
     at = OneTable(tmp_path, ROWS)
     at.turn(200, (TRUNCATE, {}), (INSERT, {"id": "2", "v": "two"}))
-    assert [row[:2] for row in told(at.lake.diff(NAME, 100))] == [("delete", (1, "one")), ("delete", (3, "three"))]
+    assert [row[:2] for row in changed_rows(at.lake.diff(NAME, 100))] == [
+        ("delete", (1, "one")),
+        ("delete", (3, "three")),
+    ]
 
 
 def test_diff_of_points_with_different_columns_is_refused(tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ def test_diff_compares_rows_by_value_if_the_structure_changed_between_the_points
     after = version(at)
     assert netchange.net_change(before, after, T).num_rows == 0, "the same transaction changed the row last"
     reshaped = replace(after, metadata={**after.metadata, "configuration": {"pgcdc.structure": "{}"}})
-    assert told(netchange.net_change(before, reshaped, T)) == [("update", (1, "one"), (1, "ONE"))]
+    assert changed_rows(netchange.net_change(before, reshaped, T)) == [("update", (1, "one"), (1, "ONE"))]
 
 
 def version(at: OneTable, lsn: int | None = None) -> DeltaVersion:
@@ -157,7 +160,7 @@ CHANGES = st.lists(st.tuples(st.sampled_from(["put", "drop"]), st.integers(0, 4)
 @pytest.mark.timeout(120)
 @settings(max_examples=12, deadline=None)
 @given(turns=st.lists(CHANGES, min_size=2, max_size=5), compacted=st.sets(st.integers(0, 4)), data=st.data())
-def test_net_change_equals_the_difference_of_the_rows(
+def test_diff_equals_the_difference_between_the_rows_of_two_points(
     tmp_path_factory: pytest.TempPathFactory, turns: list[list[Any]], compacted: set[int], data: st.DataObject
 ) -> None:
     at = OneTable(tmp_path_factory.mktemp("lake"), ROWS)
@@ -188,7 +191,7 @@ def test_net_change_equals_the_difference_of_the_rows(
          (key, before[key]) if key in before else None, (key, after[key]) if key in after else None)
         for key in sorted(before.keys() | after.keys()) if before.get(key, "-") != after.get(key, "-")
     ]  # fmt: skip
-    assert told(at.lake.diff(NAME, Lsn(one), Lsn(other))) == expected
+    assert changed_rows(at.lake.diff(NAME, Lsn(one), Lsn(other))) == expected
 
 
 # The SQL of an undo, as text ------------------------------------------------------------------------

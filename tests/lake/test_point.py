@@ -1,4 +1,7 @@
-"""All ways to read one point give the same rows: Arrow, batches, Polars, DuckDB, SQL, Spark."""
+"""All ways to read one point give the same rows: Arrow, batches, Polars, DuckDB, SQL, Spark.
+
+The lake of most tests has two points, A and B, see tests/lake/lakes.py.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def test_each_reader_gives_all_values_at_points_a_and_b(lake: Lake, reader: str)
     assert same(rows(READERS[reader](lake.at())), ROWS_B)
 
 
-def test_delta_rs_gives_the_same_rows(lake: Lake) -> None:
+def test_delta_rs_reads_the_same_rows_at_point_a(lake: Lake) -> None:
     """delta-rs is an independent reader. It can read only point A, because at B a column has a widened type."""
     assert same(rows(by_delta_rs(lake.at(A), ORDERS)), ROWS_A)
 

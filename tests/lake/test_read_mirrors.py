@@ -89,7 +89,7 @@ def test_pgcdc_sql_reads_at_an_lsn_or_a_time(project: Path, capfd: pytest.Captur
         assert _output(["pgcdc", "sql", "SELECT 1 FROM orders LIMIT 1;", "--format", "csv", "--at", place], capfd)
     assert run(["sql", "SELECT 1", "--at", "FFFF/0"]) == 0
     assert capfd.readouterr().err == f"at LSN {at.lsn}, the newest consistent point\n"
-    for arguments, code, said in (
+    for arguments, code, message in (
         (["FROM ordrs"], 2, "Table with name ordrs does not exist"), (["SELEC 1"], 2, "syntax error"),
         (["SELECT 1; DROP VIEW orders"], 2, "query: has 2 statements; write exactly one"),
         ([" ; ", "--format", "csv"], 2, "query: has 0 statements; write exactly one"),
@@ -97,14 +97,14 @@ def test_pgcdc_sql_reads_at_an_lsn_or_a_time(project: Path, capfd: pytest.Captur
         (["FROM orders", "--at", "yesterday"], 2, "'yesterday' is neither an LSN like 0/16B3748 nor a time"),
     ):  # fmt: skip
         assert run(["sql", *arguments]) == code
-        assert said in capfd.readouterr().err
+        assert message in capfd.readouterr().err
 
 
 def test_error_of_pgcdc_sql_contains_no_control_sequence(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["sql", "SELECT (chr(27) || '[31mred')::int FROM orders"]) == 2
-    told = capfd.readouterr().err
-    assert "red" in told
-    assert "\x1b" not in told
+    errors = capfd.readouterr().err
+    assert "red" in errors
+    assert "\x1b" not in errors
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
@@ -121,15 +121,15 @@ def test_json_log_line_of_a_failed_query_contains_no_value_of_a_row(
     project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(logs.VARIABLE, logs.JSON)
-    told = []
+    errors = []
     try:
         for query in ("SELECT name::int FROM customers", "SELECT strptime(name, '%d') FROM customers", "FROM ordrs"):
             assert run(["sql", query]) == 2
-            told.append(json.loads(capfd.readouterr().err.splitlines()[-1])["message"])
+            errors.append(json.loads(capfd.readouterr().err.splitlines()[-1])["message"])
     finally:
         logs.begin(as_json=False)
-    assert told[:2] == ["the query failed: ConversionException", "the query failed: InvalidInputException"]
-    assert "Table with name ordrs does not exist" in told[2]
+    assert errors[:2] == ["the query failed: ConversionException", "the query failed: InvalidInputException"]
+    assert "Table with name ordrs does not exist" in errors[2]
 
 
 def test_pgcdc_sql_prints_no_traceback_if_its_output_is_closed_early(project: Path) -> None:

@@ -58,7 +58,7 @@ def test_each_metric_is_exposed() -> None:
     assert {_SUFFIX.sub("", name) for name, _ in samples(text)} == FAMILIES.keys()
 
 
-def test_the_page_names_no_metric_that_does_not_exist() -> None:
+def test_the_page_of_metrics_names_only_existing_metrics() -> None:
     assert {_SUFFIX.sub("", name) for name in names(PAGE.read_text())} <= FAMILIES.keys()
 
 

@@ -150,10 +150,10 @@ class _Stage:
 class _Notes(Silent):
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
-        self.told.append(f"{stage}: {message}")
+        self.messages.append(f"{stage}: {message}")
 
 
 @contextlib.contextmanager
@@ -205,12 +205,12 @@ def _played(
             Counter(copy.table.schema for copy in stage.observer.copies[first:]),
             {name.schema for name in newest.tables},
             schemas,
-            {schema: [one for one in stage.observer.told if f"{schema}.t" in one] for schema in schemas},
+            {schema: [one for one in stage.observer.messages if f"{schema}.t" in one] for schema in schemas},
             tallied(stage.settings, list(schemas)[:read], at_hand(spark)),
         )
 
 
-def _hold(played: Played, *, late: bool) -> None:
+def _assert_followed(played: Played, *, late: bool) -> None:
     assert not played.differences, "\n".join(played.differences)
     assert not played.aside
     lacking = {schema: played.schemas[schema].name for schema in played.schemas.keys() - played.listed}
@@ -240,7 +240,7 @@ def test_mirrors_follow_some_migrations_in_follow_mode(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path
 ) -> None:
     played = _played(server, spark, tmp_path, _chosen(server.version), following=True, read=READ)
-    _hold(played, late=False)
+    _assert_followed(played, late=False)
 
 
 @pytest.mark.long
@@ -256,7 +256,7 @@ def test_mirrors_follow_all_migrations(
     # The source's version does not affect what engines read, so most tables are read only with the newest version.
     read = MOST_READ if server.version == VERSIONS[-1] else READ
     played = _played(server, spark, tmp_path, chosen, way, following=following, read=read)
-    _hold(played, late=not following)
+    _assert_followed(played, late=not following)
 
 
 @pytest.mark.long
@@ -268,7 +268,7 @@ def test_mirrors_follow_migrations_of_partitioned_tables(
 ) -> None:  # fmt: skip
     chosen = random.Random(f"other bases {SEED}").sample(on_other_bases(server.version), SOME_ELSEWHERE)
     played = _played(server, spark, tmp_path, chosen, way, following=following)
-    _hold(played, late=not following)
+    _assert_followed(played, late=not following)
 
 
 @pytest.mark.long

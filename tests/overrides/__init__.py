@@ -1,4 +1,4 @@
-"""Overrides: each breaks one promise by replacing a function of the package. A test must then fail.
+"""Overrides: each override breaks one promise by replacing a function of the package. A test must then fail.
 
 ``python -m tests.overrides.run [NAME ...]`` runs them (``make overrides``).
 

@@ -30,12 +30,12 @@ FAILED: Final = 1
 
 @dataclass(frozen=True)
 class Outcome:
-    """``problem``: why the override does not count as noticed by its test, or None if the test failed. ``told``: the
+    """``problem``: why the override does not count as noticed by its test, or None if the test failed. ``error``: the
     error with which the test failed."""
 
     problem: str | None
     seconds: float
-    told: str = ""
+    error: str = ""
 
 
 def main(names: Sequence[str]) -> int:
@@ -63,8 +63,8 @@ def main(names: Sequence[str]) -> int:
 def _tried(override: Override) -> Outcome:
     started = time.monotonic()
     done = _pytest([override.test], override.name)
-    told = re.search(r"^FAILED \S+.*? - (.*)", done.stdout, re.MULTILINE)
-    return Outcome(_problem(override, done), time.monotonic() - started, told[1] if told else "")
+    error = re.search(r"^FAILED \S+.*? - (.*)", done.stdout, re.MULTILINE)
+    return Outcome(_problem(override, done), time.monotonic() - started, error[1] if error else "")
 
 
 def _problem(override: Override, done: subprocess.CompletedProcess[str]) -> str | None:
@@ -100,7 +100,7 @@ def _pytest(tests: Sequence[str], override: str | None = None) -> subprocess.Com
 def _show(override: Override, outcome: Outcome) -> None:
     state = "dead " if outcome.problem is None else "ALIVE"
     print(f"{state} {outcome.seconds:5.1f} s  {override.name}: {override.rule}\n               {override.test}")
-    print(f"               {outcome.problem or outcome.told}", flush=True)
+    print(f"               {outcome.problem or outcome.error}", flush=True)
 
 
 if __name__ == "__main__":

@@ -73,12 +73,12 @@ class Disk:
                     if not line.endswith(b"\n"):
                         break
                     self._read += len(line)
-                    told = json.loads(line)
-                    if "file" in told:
-                        inode, size, changed = told["file"]
+                    record = json.loads(line)
+                    if "file" in record:
+                        inode, size, changed = record["file"]
                         self._files.add((inode, size, changed))
                     else:
-                        self._folders[told["folder"]] = told["names"]
+                        self._folders[record["folder"]] = record["names"]
         return Syncs(frozenset(self._files), dict(self._folders))
 
     def _look(self, path: Path) -> Folder:

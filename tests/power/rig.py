@@ -101,9 +101,9 @@ class PowerRig:
         path = os.pathsep.join([str(HOOKS), str(Path(__file__).parents[2]),
                                 os.environ.get("PYTHONPATH", "")])  # fmt: skip
         env = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "PGCDC_TEST_SYNCS": str(syncs)}
-        told = json.dumps(self.settings.model_dump(mode="json", exclude_defaults=True))
+        settings_json = json.dumps(self.settings.model_dump(mode="json", exclude_defaults=True))
         log = syncs.with_suffix(".log").open("wb")
-        process = subprocess.Popen([sys.executable, "-m", "tests.power.victim", told], stdin=subprocess.PIPE,
+        process = subprocess.Popen([sys.executable, "-m", "tests.power.victim", settings_json], stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True)  # fmt: skip
         watched = psutil.Process(process.pid)
         stop = threading.Event()

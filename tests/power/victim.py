@@ -43,13 +43,13 @@ def often(patch: pytest.MonkeyPatch) -> None:
         patch.setitem(properties, "delta.logRetentionDuration", "interval 0 seconds")
 
 
-def main(told: str) -> None:
+def main(settings_json: str) -> None:
     patch = pytest.MonkeyPatch()
     often(patch)
     # The change log keeps its Delta commits for an hour, because a compaction and the receiver read each other's
     # commits.
     patch.setattr(retention, "GRACE", timedelta(0))
-    settings = Settings.model_validate_json(told)
+    settings = Settings.model_validate_json(settings_json)
     spark = spark_session(settings.model_copy(update={"spark": SPARK_SETTINGS}))
     spark.range(1).collect()
     print("ready", flush=True)

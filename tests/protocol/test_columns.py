@@ -1,4 +1,8 @@
-"""The columnar decoder on hand-made batches. tests/property compares it with the scalar decoder on random batches."""
+"""The columnar decoder on hand-made batches of messages. tests/property compares it with the scalar decoder, which
+decodes one message at a time, on random batches.
+
+An image has all tuples of one kind in a batch as columns: key tuples (K), old tuples (O) or new tuples (N).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ UPDATES = [
 PAYLOADS = [wire.update(message) for message in UPDATES]
 
 
-def test_columns_are_strings_and_mark_values_that_were_not_sent() -> None:
+def test_decoded_columns_are_strings_and_mark_values_that_were_not_sent() -> None:
     keys, whole, new = images(pa.array(PAYLOADS, pa.binary()), "U", 3)
     assert all(values.type == pa.string() for item in (keys, whole, new) for values in item.text)
     assert [marks if marks is None else marks.tolist() for marks in new.unchanged] == [

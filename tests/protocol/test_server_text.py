@@ -165,7 +165,7 @@ def test_edge_values_are_read_as_the_server_prints_them(
         assert cast(pa.array([text]), of).values.to_pylist() == [None if value is UNFIT else value]
 
 
-def test_domain_over_a_domain_is_read_as_its_base(conn: Connection) -> None:
+def test_value_of_a_domain_over_a_domain_is_read_as_its_base_type(conn: Connection) -> None:
     conn.execute("CREATE DOMAIN amount AS numeric(10,2)")
     conn.execute("CREATE DOMAIN price AS amount CHECK (VALUE >= 0)")
     conn.execute("CREATE DOMAIN prices AS price[]")

@@ -1,4 +1,7 @@
-"""The casts from PostgreSQL's texts to Arrow types, with extreme values of each type."""
+"""The casts from PostgreSQL's texts to Arrow types, with extreme values of each type.
+
+A value *fits* if its Arrow type can represent it exactly. Other values become NULL, and their text is kept.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,7 @@ def test_every_kind_of_string_column_is_cast() -> None:
     assert cast(pa.chunked_array([], pa.string()), array(INT4)).values.to_pylist() == []
 
 
-def test_texts_are_not_changed() -> None:
+def test_cast_leaves_texts_unchanged() -> None:
     for of in (TEXT, BPCHAR, UUID, JSONB, TIME, TIMETZ, INTERVAL, MONEY, NUMERIC, ENUM, COMPOSITE, domain(TEXT)):
         texts = ["ab   ", "24:00:00", "", "$1,234.50", "NaN", '(1,"a b")', None, "é", "infinity"]
         assert read(texts, of) == texts
@@ -409,7 +412,7 @@ def test_array_text_is_split_into_elements(text: str, items: List) -> None:
     assert taken_apart([None, text, "{}", text, None]) == [[], items, [], items, []]
 
 
-def test_boxes_are_delimited_by_semicolons() -> None:
+def test_arrays_of_boxes_are_split_at_semicolons() -> None:
     assert taken_apart(["{(1,1),(0,0);(2,2),(1,1)}"], ";") == [["(1,1),(0,0)", "(2,2),(1,1)"]]
 
 

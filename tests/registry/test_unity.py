@@ -28,8 +28,8 @@ def test_entry_has_location_columns_and_comment_of_the_mirror(unity: Served, tmp
     assert found["storage_location"] == (tmp_path / "public" / "orders").as_uri()
     assert found["comment"] == "all orders"
     assert found["properties"][OWNER] == "pgcdc/7/shop/s/public.orders"
-    told = [(one["name"], one["type_text"], one["type_name"], one["nullable"]) for one in found["columns"]]
-    assert told == [
+    columns = [(one["name"], one["type_text"], one["type_name"], one["nullable"]) for one in found["columns"]]
+    assert columns == [
         ("id", "bigint", "LONG", False),
         ("price", "decimal(10,2)", "DECIMAL", True),
         ("at", "timestamp_ntz", "TIMESTAMP_NTZ", True),

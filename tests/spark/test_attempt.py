@@ -24,9 +24,9 @@ def marking(path: str) -> str:
 @pytest.mark.parametrize("name", sorted(versions()))
 def test_worker_with_another_version_starts_no_work(name: str, tmp_path: Path) -> None:
     packed = pickle.dumps((marking, str(tmp_path / "mark")))
-    kind, told = attempted(packed, {**versions(), name: "another"})
+    kind, answer = attempted(packed, {**versions(), name: "another"})
     assert kind == Kind.OTHER
-    assert pickle.loads(told)[1] == f"has {name} {versions()[name]}, but the driver has another"
+    assert pickle.loads(answer)[1] == f"has {name} {versions()[name]}, but the driver has another"
     assert not list(tmp_path.iterdir())
     kind, result = attempted(packed, versions())
     assert (kind, pickle.loads(result)) == (Kind.DONE, "done")
@@ -44,15 +44,15 @@ def test_worker_without_the_package_reports_it(tmp_path: Path) -> None:
         "from pyspark import cloudpickle; import pickle\n"
         "sys.path = [p for p in sys.path if 'site-packages' not in p]\n"
         "sys.meta_path = [one for one in sys.meta_path if 'editable' not in str(one)]\n"
-        f"kind, told = cloudpickle.loads(open({str(tmp_path / 'call')!r}, 'rb').read())(b'')\n"
-        "print(kind, pickle.loads(told)[1])"
+        f"kind, answer = cloudpickle.loads(open({str(tmp_path / 'call')!r}, 'rb').read())(b'')\n"
+        "print(kind, pickle.loads(answer)[1])"
     )
     done = subprocess.run([sys._base_executable, "-I", "-c", code], capture_output=True, text=True, check=False)  # type: ignore[attr-defined]
     assert done.stdout.strip() == "other has no pgcdc_assets (No module named 'pgcdc_assets')", done.stderr
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("error", "message"),
     [
         ('Lost task 0.3 in stage 0.0 (TID 3) (node7 executor 1): IOException: Cannot run program "env/python"',
          "executor on node7: has no Python at env/python"),
@@ -62,8 +62,8 @@ def test_worker_without_the_package_reports_it(tmp_path: Path) -> None:
          "executor: has no pyspark"),
     ],
 )  # fmt: skip
-def test_worker_that_spark_cannot_start_is_reported_in_one_line(told: str, said: str) -> None:
-    unfit = tasks._unfit(told)
+def test_worker_that_spark_cannot_start_is_reported_in_one_line(error: str, message: str) -> None:
+    unfit = tasks._unfit(error)
     assert isinstance(unfit, MachineError)
-    assert str(unfit).startswith(f"{said}; give the executors the driver's environment")
+    assert str(unfit).startswith(f"{message}; give the executors the driver's environment")
     assert tasks._unfit("java.lang.OutOfMemoryError") is None

@@ -72,10 +72,10 @@ def test_error_for_jars_that_cannot_be_downloaded_names_them(
     monkeypatch.setenv(REPOSITORY_VARIABLE, "http://127.0.0.1:9/maven2/")
     with pytest.raises(MachineError) as caught:
         delta_jars()
-    told = str(caught.value)
-    assert told.startswith("Delta Lake ")
-    assert "could not be fetched" in told
-    assert "\n" not in told
+    message = str(caught.value)
+    assert message.startswith("Delta Lake ")
+    assert "could not be fetched" in message
+    assert "\n" not in message
     # No file is left that the next call would use as the result.
     assert [path.suffix for path in (empty_cache / "pgcdc_assets" / "jars").iterdir()] == [".lock"]
 

@@ -96,12 +96,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, content: bytes, headers: list[tuple[str, str]] | None = None) -> None:
         self.send_response_only(status)
-        told = {name.lower() for name, _ in headers or ()}
+        given = {name.lower() for name, _ in headers or ()}
         for name, value in headers or ():
             if name.lower() not in ("connection", "transfer-encoding", "content-length"):
                 self.send_header(name, value)
         length = {name.lower(): value for name, value in headers or ()}.get("content-length")
-        whole = length if self.command == "HEAD" and "content-length" in told and length else str(len(content))
+        whole = length if self.command == "HEAD" and "content-length" in given and length else str(len(content))
         self.send_header("Content-Length", whole)
         self.end_headers()
         if self.command != "HEAD":

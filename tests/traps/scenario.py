@@ -47,7 +47,8 @@ class Trap:
     later: tuple[Step, ...] = ()
     """Steps that are run after a sync of the steps in ``after``."""
     aside: str | None = None
-    """Pattern of the reason with which the sync of ``after`` must set table ``t`` aside. None if it must not."""
+    """Pattern of the reason with which the sync of ``after`` must set table ``t`` aside. None if it must not set the
+    table aside."""
 
 
 @dataclass

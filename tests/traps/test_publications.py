@@ -185,7 +185,7 @@ def test_late_copy_catches_up_and_delays_no_other_table(
         assert gate.wait(200)
         return copy_tables(*args)
 
-    def told(work: Any, log: Any, upto: Lsn, tables: Any) -> Any:
+    def recorded(work: Any, log: Any, upto: Lsn, tables: Any) -> Any:
         turns.append(({entry.table.name.name for entry in tables}, upto))
         return take_turn(work, log, upto, tables)
 
@@ -194,7 +194,7 @@ def test_late_copy_catches_up_and_delays_no_other_table(
         rig.setup()
         rig.sync()
         monkeypatch.setattr(deltatarget, "copy_tables", late)
-        monkeypatch.setattr("pgcdc_assets.flow.turns.take_turn", told)
+        monkeypatch.setattr("pgcdc_assets.flow.turns.take_turn", recorded)
         points, log = ConsistentPoints(rig.settings.layout), ChangeLog(rig.settings.layout).open()
         stop = threading.Event()
         run = threading.Thread(target=lambda: rig.engine().sync(Bounds(follow=True, stop=stop), copy_anew=[U]))

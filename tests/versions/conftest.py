@@ -81,15 +81,15 @@ def received(version_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFa
             start = walsender.create_slot(slot).consistent_point
         log = ChangeLog(Layout.of(tmp_path_factory.mktemp("lake")))
         log.create(identity(conn, slot), start, 1)
-        told = Received(database, journal, log, publications, raw)
+        received = Received(database, journal, log, publications, raw)
         work = Workload(database)
         for step in (work.before, work.rows, work.transactions):
             step()
-            told.receive()
+            received.receive()
         if version_server.version >= LISTS_SINCE:
             work.lists()
-            told.receive()
-        yield told
+            received.receive()
+        yield received
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

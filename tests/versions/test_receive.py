@@ -87,8 +87,8 @@ def test_transactions_are_complete_and_in_commit_order(received: Received) -> No
 
 def test_log_has_logical_messages_and_replication_origins(received: Received) -> None:
     found = {row["tx_ordinal"]: decode(row["payload"], Lsn(0)) for row in rows(received.log, "kind = 'M'")}
-    told = {m.prefix: (m.transactional, m.content) for m in found.values() if isinstance(m, LogicalMessage)}
-    assert told == {"loose": (False, b"between"), "held": (True, b"inside")}
+    seen = {m.prefix: (m.transactional, m.content) for m in found.values() if isinstance(m, LogicalMessage)}
+    assert seen == {"loose": (False, b"between"), "held": (True, b"inside")}
     origins = {row["origin"] for row in rows(received.log, "kind = 'I'")}
     assert origins == {None, f"o_{received.database.name}"}
 
@@ -151,8 +151,8 @@ def test_setup_warns_about_null_values_in_old_row_images(
             conn.execute("ALTER TABLE t REPLICA IDENTITY FULL; ALTER TABLE t1 REPLICA IDENTITY FULL")
         conn.execute(f"CREATE PUBLICATION theirs FOR TABLE t WITH (publish_via_partition_root = {via_root})".encode())
         settings = Settings(source=database.conninfo, slot=f"s_{database.name}", publication="theirs")
-        told = [str(finding) for finding in check_source(conn, settings) if NULLS in finding.what]
-    assert bool(told) is (warned and version_server.version < 15)
+        seen = [str(finding) for finding in check_source(conn, settings) if NULLS in finding.what]
+    assert bool(seen) is (warned and version_server.version < 15)
 
 
 # Setup, copy, changes and verify with the oldest and newest server ----------------------------------
