@@ -211,8 +211,8 @@ def test_the_metrics_server_runs_in_the_pod_of_the_code_location_without_a_readi
 
 
 def test_tags_of_a_run_cannot_change_its_pod() -> None:
-    """These two settings list which fields and variables of the pod a run's tags may set. Without them, Dagster allows
-    all. With an empty list, it allows none."""
+    """The settings ``only_allow_user_defined_*`` list which fields and variables of the pod a run's tags may set.
+    Without these settings, Dagster allows all. With empty lists, Dagster allows none."""
     assert LAUNCHER["only_allow_user_defined_k8s_config_fields"] == {}
     assert LAUNCHER["only_allow_user_defined_env_vars"] == []
 

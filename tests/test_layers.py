@@ -73,7 +73,7 @@ PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 MODULES = sorted(FILES.keys() - PACKAGES)
 
 
-def room(name: str) -> str:
+def package_of(name: str) -> str:
     """The package of a module. A module at the top level counts as its own package."""
     return name if name in PACKAGES else name.rpartition(".")[0] or name
 
@@ -115,7 +115,8 @@ def test_a_library_is_imported_only_by_the_packages_that_may_use_it() -> None:
     assert not [
         f"{name} imports {other}"
         for name, other in found
-        if (root := other.split(".")[0]) in ALLOWED and (room(name) not in ALLOWED[root] or room(name) in PURE)
+        if (root := other.split(".")[0]) in ALLOWED
+        and (package_of(name) not in ALLOWED[root] or package_of(name) in PURE)
     ]
 
 
@@ -125,12 +126,12 @@ def test_package_imports_only_packages_that_are_earlier_in_the_list() -> None:
         f"{name} imports {other}"
         for name in MODULES
         for other in own(name)
-        if place.get(room(other), 0) > place.get(room(name), len(ORDER))
+        if place.get(package_of(other), 0) > place.get(package_of(name), len(ORDER))
     ]
 
 
 def test_only_the_store_opens_files_of_the_lake() -> None:
-    of_the_lake = [name for name in MODULES if room(name) in ON_THE_LAKE]
+    of_the_lake = [name for name in MODULES if package_of(name) in ON_THE_LAKE]
     with_files = {name for name in of_the_lake if {other.split(".")[0] for other in imports(name)} & FILE_SYSTEM}
     assert with_files <= NOT_OF_THE_LAKE.keys()
     stores = {"store.local", "store.localfiles"}
@@ -142,7 +143,7 @@ def test_the_package_flow_imports_only_the_interface_of_a_target() -> None:
     assert not [
         f"{name} imports {other}"
         for name in MODULES
-        if room(name) == "flow" and name != TARGET_MAKER
+        if package_of(name) == "flow" and name != TARGET_MAKER
         for other in imports(name)
         if other.removeprefix("pgcdc_assets.").startswith(TARGETS)
     ]
@@ -161,7 +162,7 @@ def test_mypy_compares_the_target_with_its_interface() -> None:
 
 
 def test_every_package_is_in_the_list_of_packages() -> None:
-    holding = {room(name) for name in MODULES if room(name) in PACKAGES and room(name)}
+    holding = {package_of(name) for name in MODULES if package_of(name) in PACKAGES and package_of(name)}
     assert holding <= set(ORDER)
 
 
@@ -183,7 +184,7 @@ def test_modules_of_spark_workers_import_neither_spark_nor_dagster_nor_psycopg()
 
 
 def test_pure_packages_import_no_large_library_except_numpy_and_pyarrow() -> None:
-    pure = [name for name in MODULES if room(name) in PURE]
+    pure = [name for name in MODULES if package_of(name) in PURE]
     found = {other.split(".")[0] for name in pure for other in imports(name)}
     assert found & {"numpy", "pyarrow"}
     assert not found & {"pandas", "pydantic", "yaml", "psutil"}

@@ -36,7 +36,7 @@ def test_every_fault_point_is_used_in_the_package() -> None:
     assert {name for _, name in calls()} == set(FaultPoint.__members__)
 
 
-def test_fault_points_do_nothing_without_the_variable() -> None:
+def test_fault_points_do_nothing_without_the_environment_variable() -> None:
     script = "from pgcdc_assets.core import faultpoints as f; assert f._FOLDER is None; f.passed(f.FaultPoint.LOG_MADE)"
     clean = {name: value for name, value in os.environ.items() if name != faultpoints.VARIABLE}
     assert subprocess.run([sys.executable, "-c", script], env=clean, check=False).returncode == 0

@@ -192,7 +192,8 @@ class Rig:
             return Lsn(_lsn(conn, "pg_current_wal_insert_lsn()") + self.chance.randrange(200_000))
 
     def _reach(self, receiver: Receiver, point: FaultPoint | None) -> bool:
-        """Wait until the receiver is to be crashed. Returns False if the receiver ended before."""
+        """Wait until the receiver has stopped at the fault point, or for a random time without a fault point. Returns
+        False if the receiver has ended."""
         if point is not None:
             assert wait_until(lambda: receiver.ended or self.faults.reached(point) is not None, SECONDS), point
             if self.faults.reached(point) is None:

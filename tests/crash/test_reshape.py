@@ -1,4 +1,5 @@
-"""The command is killed at every step of a schema change. The source changes again before the next command starts."""
+"""`pgcdc sync` is killed at every step of applying a schema change to a mirror. The source's structure changes again
+before the next sync starts."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ ANY_NAMES = st.builds(TableName, PART, PART)
         (TableName("..", "a~b"), ["~2e~~2e~", "a~7e~b"]),
     ],
 )
-def test_asset_keys_are_readable(table: TableName, key: list[str]) -> None:
+def test_asset_key_is_schema_and_name_with_special_characters_encoded(table: TableName, key: list[str]) -> None:
     assert NAMES.of_stage("mirror", table).path == ["pgcdc", *key]
     assert NAMES.of_stage("changes", table).path == ["pgcdc", "changes", *key]
     assert NAMES.of_stage("snapshot", table).path == ["pgcdc", "snapshot", *key]

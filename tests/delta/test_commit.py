@@ -1,4 +1,5 @@
-"""Commits with deletion vectors. In every version, other engines read the same rows as a simple model."""
+"""Commits with deletion vectors, and other changes of Delta tables by pgcdc. In every version, other engines read the
+rows that a simple model predicts."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Spec:
 
     @property
     def title(self) -> str:
-        """The table's name as the journal and the oracle write it."""
+        """The table's name as ``tests/journal.py`` and ``tests/oracle.py`` write it."""
         return f"{self.schema}.{self.name}"
 
     @property

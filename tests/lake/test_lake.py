@@ -111,14 +111,14 @@ def check_all_calls(root: Location) -> None:
         at.lake.wait(401, timeout=0)
 
 
-def test_all_calls_work_with_a_lake_in_memory() -> None:
+def test_all_calls_of_lake_work_with_a_lake_in_memory() -> None:
     root = lake_in_memory()
     check_all_calls(root)
     storage.delete_folder(root)
 
 
 @pytest.mark.long
-def test_all_calls_work_with_a_lake_in_a_bucket(bucket: Location) -> None:
+def test_all_calls_of_lake_work_with_a_lake_in_a_bucket(bucket: Location) -> None:
     check_all_calls(bucket)
 
 

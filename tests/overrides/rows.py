@@ -24,7 +24,7 @@ def _infinity_is_clipped(original: Original) -> Any:
 override("infinity_is_clipped", "pgcdc_assets.protocol.text.types:_cast_or_outside",
     _infinity_is_clipped,
     rule="an infinite timestamp is NULL in the mirror, its text is kept, and it never becomes a finite one",
-    test="tests/protocol/test_types.py::test_timestamps_are_cast")  # fmt: skip
+    test="tests/protocol/test_types.py::test_timestamp_is_cast_exactly_or_does_not_fit")  # fmt: skip
 
 
 def _nan_is_clipped(original: Original) -> Any:
@@ -35,7 +35,7 @@ def _nan_is_clipped(original: Original) -> Any:
 override("nan_is_clipped", "pgcdc_assets.protocol.text.types:_CASTS",
     _nan_is_clipped,
     rule="a numeric that does not fit its type is NULL, its text is kept, and it never becomes a number",
-    test="tests/protocol/test_types.py::test_numerics_are_cast")  # fmt: skip
+    test="tests/protocol/test_types.py::test_numeric_text_is_cast_exactly_or_does_not_fit")  # fmt: skip
 
 
 # Changes of rows ----------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_decoded_columns_are_strings_and_mark_values_that_were_not_sent() -> Non
 
 @pytest.mark.parametrize("type_", [pa.binary(), pa.large_binary()])
 @pytest.mark.parametrize("payload", ["array", "sliced", "chunked"])
-def test_empty_batch_has_no_images(type_: pa.DataType, payload: str) -> None:
+def test_decoding_an_empty_batch_returns_no_images(type_: pa.DataType, payload: str) -> None:
     empty: Any = pa.array([], type_)
     if payload == "sliced":
         empty = pa.array(PAYLOADS, type_).slice(2, 0)

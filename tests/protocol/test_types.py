@@ -95,19 +95,19 @@ def test_each_postgresql_type_is_cast_to_its_arrow_type(of: PgType, type_: pa.Da
     assert arrow_type(of) == type_
 
 
-def test_list_elements_are_named_as_in_parquet() -> None:
+def test_elements_of_arrow_lists_have_the_name_that_parquet_uses() -> None:
     assert arrow_type(array(INT4)).value_field.name == "element"
 
 
 @pytest.mark.parametrize(
     "of", [BOOL, INT8, FLOAT8, numeric(9, 2), DATE, TIMESTAMPTZ, BYTEA, TEXT, array(TEXT)], ids=str
 )
-def test_empty_and_null_columns_are_cast(of: PgType) -> None:
+def test_empty_column_and_column_of_nulls_are_cast(of: PgType) -> None:
     assert read([], of) == []
     assert read([None, None], of) == [None, None]
 
 
-def test_every_kind_of_string_column_is_cast() -> None:
+def test_column_of_every_arrow_string_type_is_cast() -> None:
     texts = ["9", "1", None, "-2", "9"]
     for type_ in (pa.string(), pa.large_string(), pa.string_view()):
         whole = pa.array(texts, type_)
@@ -123,17 +123,17 @@ def test_cast_leaves_texts_unchanged() -> None:
         assert read(texts, of) == texts
 
 
-def test_booleans_are_cast() -> None:
+def test_boolean_texts_are_cast_to_true_and_false() -> None:
     assert read(["t", None, "f", "f"], BOOL) == [True, None, False, False]
 
 
 @pytest.mark.parametrize(("of", "bits"), [(INT2, 16), (INT4, 32), (INT8, 64)])
-def test_integers_are_cast(of: PgType, bits: int) -> None:
+def test_integer_texts_of_each_size_are_cast_exactly(of: PgType, bits: int) -> None:
     edges = [-(1 << bits - 1), -1, 0, (1 << bits - 1) - 1]
     assert read([*map(str, edges), None], of) == [*edges, None]
 
 
-def test_floats_are_cast() -> None:
+def test_float_texts_are_cast_to_floats_including_nan_and_infinity() -> None:
     texts = ["0.1", "1e+20", "-1.5e-07", "5e-324", "1.7976931348623157e+308", "Infinity", "-Infinity", None]
     assert read(texts, FLOAT8) == [0.1, 1e20, -1.5e-07, 5e-324, 1.7976931348623157e308, math.inf, -math.inf, None]
     nan, negative = read(["NaN", "-0"], FLOAT8)
@@ -144,7 +144,7 @@ def test_floats_are_cast() -> None:
     assert math.copysign(1, single[3]) == -1
 
 
-def test_numerics_are_cast() -> None:
+def test_numeric_text_is_cast_exactly_or_does_not_fit() -> None:
     of = numeric(10, 2)
     texts = ["1.50", "-0.01", "0.00", "99999999.99", "-99999999.99", None]
     assert read(texts, of) == [None if text is None else Decimal(text) for text in texts]
@@ -167,7 +167,9 @@ def test_numerics_are_cast() -> None:
 )  # fmt: skip
 @example(rows=["9" * 39], precision=38, data=None)
 @example(rows=["1.0000000000000000000000000000000000000000"], precision=2, data=None)
-def test_a_numeric_is_exact_or_does_not_fit(rows: list[str], precision: int, data: st.DataObject | None) -> None:
+def test_random_numeric_is_cast_exactly_or_does_not_fit(
+    rows: list[str], precision: int, data: st.DataObject | None
+) -> None:
     scale = 0 if data is None else data.draw(st.integers(0, precision))
     texts = [_as_numeric_out(text) for text in rows]
     expected = [_exactly(text, precision, scale) for text in texts]
@@ -191,7 +193,7 @@ def _exactly(text: str, precision: int, scale: int) -> Any:
     return number if fits else UNFIT
 
 
-def test_dates_are_cast() -> None:
+def test_date_is_cast_exactly_or_does_not_fit() -> None:
     assert read(["2024-02-29", "0001-01-01", "9999-12-31", "1500-02-28", None], DATE) == [
         date(2024, 2, 29), date.min, date.max, date(1500, 2, 28), None,
     ]  # fmt: skip
@@ -199,7 +201,7 @@ def test_dates_are_cast() -> None:
                  "4714-11-24 BC", None], DATE) == [date(2024, 2, 29), *[UNFIT] * 6, None]  # fmt: skip
 
 
-def test_timestamps_are_cast() -> None:
+def test_timestamp_is_cast_exactly_or_does_not_fit() -> None:
     assert read(["2024-02-29 23:59:59.999999", "0001-01-01 00:00:00", "1999-12-31 12:00:00.1", None], TIMESTAMP) == [
         datetime(2024, 2, 29, 23, 59, 59, 999999), datetime.min, datetime(1999, 12, 31, 12, 0, 0, 100000), None,
     ]  # fmt: skip
@@ -209,7 +211,7 @@ def test_timestamps_are_cast() -> None:
     ]  # fmt: skip
 
 
-def test_timestamps_with_zone_are_cast() -> None:
+def test_timestamptz_is_cast_exactly_or_does_not_fit() -> None:
     noon = datetime(2024, 2, 29, 12, tzinfo=UTC)
     texts = ["2024-02-29 12:00:00+00", "2024-02-29 17:45:00+05:45", "2024-02-29 08:30:00-03:30", None]
     assert read(texts, TIMESTAMPTZ) == [noon, noon, noon, None]
@@ -254,17 +256,17 @@ def _as_timestamptz_out(at: datetime) -> str:
     return text + sign + offset
 
 
-def test_bytea_is_cast() -> None:
+def test_bytea_text_is_cast_to_its_bytes() -> None:
     assert read([r"\x", r"\x00ff", None, r"\xDEADbeef"], BYTEA) == [b"", b"\0\xff", None, b"\xde\xad\xbe\xef"]
 
 
 @given(st.lists(st.none() | st.binary(max_size=20), max_size=6))
-def test_bytea_round_trip(values: list[bytes | None]) -> None:
+def test_bytea_is_unchanged_after_a_round_trip_as_text(values: list[bytes | None]) -> None:
     assert read([None if value is None else rf"\x{value.hex()}" for value in values], BYTEA) == values
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False), max_size=6))
-def test_float8_round_trip(values: list[float | None]) -> None:
+def test_float8_is_unchanged_after_a_round_trip_as_text(values: list[float | None]) -> None:
     found = read([None if value is None else _as_float8_out(value) for value in values], FLOAT8)
     assert [None if x is None else struct.pack("d", x) for x in found] == [
         None if x is None else struct.pack("d", x) for x in values
@@ -277,7 +279,7 @@ def _as_float8_out(value: float) -> str:
     return repr(value).removesuffix(".0")
 
 
-def test_arrays_are_cast() -> None:
+def test_array_text_is_cast_to_a_list() -> None:
     assert read(["{1,NULL,-3}", "{}", None], array(INT4)) == [[1, None, -3], [], None]
     assert read(["{t,f,NULL}"], array(BOOL)) == [[True, False, None]]
     assert read([r'{"\\x0001","\\x",NULL}'], array(BYTEA)) == [[b"\0\1", b"", None]]
@@ -455,7 +457,7 @@ ITEMS = st.lists(
 
 
 @given(rows=st.lists(st.none() | ITEMS, max_size=8), delimiter=st.sampled_from([",", ";"]))
-def test_lists_round_trip_through_array_text(rows: list[List | None], delimiter: str) -> None:
+def test_lists_are_unchanged_after_a_round_trip_as_array_text(rows: list[List | None], delimiter: str) -> None:
     texts = [None if row is None else written(row, delimiter) for row in rows]
     assert taken_apart(texts, delimiter) == [row or [] for row in rows]
 

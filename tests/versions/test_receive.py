@@ -188,7 +188,7 @@ def _whole_path(server: EmbeddedServer, spark: SparkSession) -> None:
         assert journal.assert_published(rig.lake) >= 3
         rig.assert_equal(*TABLES, ALTERED)
         assert _verified(rig).ok
-        # The insert position is now after a page header that no record follows. verify must not wait for it forever.
+        # The insert position is now after a page header that no record follows. verify must not wait for more WAL.
         conn.execute("SELECT pg_switch_wal()")
         assert _verified(rig).ok
 
