@@ -5,15 +5,19 @@ attribute numbers, keys and type families."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from functools import cache, partial
+from types import UnionType
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from pgcdc_assets.core.encoding import marked
 from pgcdc_assets.core.lsn import Lsn
-from pgcdc_assets.core.marks import Files, Marks, TableMarks, marks
+from pgcdc_assets.core.marks import Files, Marks, TableMarks
 from pgcdc_assets.core.names import TableName
 
+T = TypeVar("T")
+FromJson = Callable[[Any], Any]
 ReplicaIdentity = Literal["d", "n", "f", "i"]
 """pg_class.relreplident: default, nothing, full, index."""
 
@@ -39,8 +43,7 @@ class PgType:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        nested = {k: cls.from_json(data[k]) for k in ("base", "element") if data.get(k)}
-        return cls(**{**data, **nested})
+        return _from_json(cls, data)
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,6 @@ class Column:
     missing: str | None = None
     """pg_attribute.attmissingval as text: the column's value in rows that were written before ADD COLUMN ...
     DEFAULT."""
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(**{**data, "type": PgType.from_json(data["type"])})
 
 
 @dataclass(frozen=True)
@@ -77,13 +76,6 @@ class Leaf:
     partition's columns change only together with the root's columns."""
     listed: Marks = ()
     """The catalog rows with which publications list this leaf by its own name."""
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        runs = data["numbering"]
-        numbering = None if runs is None else tuple((first, above) for first, above in runs)
-        attached, listed = marks(data["attached"]), marks(data["listed"])
-        return cls(data["oid"], TableName(**data["name"]), Files(**data["files"]), attached, numbering, listed)
 
     def at_root(self, attnum: int) -> int:
         """The root's attnum of a leaf's column."""
@@ -111,10 +103,6 @@ class Outside:
     def __str__(self) -> str:
         return f"partition {self.name} {self.why}: its rows are not replicated"
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(**{**data, "name": TableName(**data["name"])})
-
 
 @dataclass(frozen=True)
 class Lineage:
@@ -138,11 +126,6 @@ class Lineage:
     leaves."""
     columns_since: int = 0
     """For a partitioned table: like ``since``, but only for changes of columns. 0 if there was no such change."""
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        former = tuple(Column.from_json(column) for column in data["former"])
-        return cls(**{**data, "former": former, "left": tuple(data["left"])})
 
 
 @dataclass(frozen=True)
@@ -268,22 +251,7 @@ class Table:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(
-            **{
-                **data,
-                "name": TableName(**data["name"]),
-                "columns": tuple(Column.from_json(column) for column in data["columns"]),
-                "key": tuple(data["key"]),
-                "identity_key": tuple(data["identity_key"]),
-                "marks": TableMarks.from_json(data["marks"]),
-                "leaves": tuple(Leaf.from_json(leaf) for leaf in data["leaves"]),
-                "unpublished": tuple(Leaf.from_json(leaf) for leaf in data["unpublished"]),
-                "outside": tuple(Outside.from_json(one) for one in data["outside"]),
-                "root": TableName(**data["root"]) if data["root"] else None,
-                "lineage": Lineage.from_json(data["lineage"]) if data["lineage"] else None,
-                "comments": tuple((attnum, comment) for attnum, comment in data["comments"]),
-            }
-        )
+        return _from_json(cls, data)
 
     def without_volatile(self) -> Self:
         """The table with only the facts that decide how a row of it is decoded and applied. All other facts, such as
@@ -346,14 +314,40 @@ class Catalog:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(
-            **{
-                **data,
-                "identity": Identity(**data["identity"]),
-                "tables": tuple(Table.from_json(table) for table in data["tables"]),
-                "publications": tuple(data["publications"]),
-            }
-        )
+        return _from_json(cls, data)
+
+
+@cache
+def _nested(kind: Callable[..., Any]) -> dict[str, FromJson]:
+    """The fields of a dataclass whose values have another form in JSON, with functions that read this form."""
+    readers = ((name, _reader(hint)) for name, hint in get_type_hints(kind).items())
+    return {name: read for name, read in readers if read is not None}
+
+
+def _reader(kind: Any) -> FromJson | None:
+    """Makes the function that reads a value of this type; None if the value has the same form in JSON."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return partial(_from_json, kind)
+    if origin is tuple and parts[-1] is not ...:
+        return lambda given: tuple(value for value, _ in zip(given, parts, strict=True))
+    inner = _reader(parts[0]) if origin in (tuple, UnionType) else None
+    if origin is tuple:
+        return tuple if inner is None else partial(_each, inner)
+    return None if inner is None else partial(_optional, inner)
+
+
+def _each(read: FromJson, given: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(map(read, given))
+
+
+def _optional(read: FromJson, given: Any) -> Any:
+    return None if given is None else read(given)
+
+
+def _from_json(kind: Callable[..., T], given: dict[str, Any]) -> T:
+    """The inverse of :func:`dataclasses.asdict`. Tuples are lists in JSON, and dataclasses are objects."""
+    return kind(**{**given, **{name: read(given[name]) for name, read in _nested(kind).items()}})
 
 
 def relations_of(tables: Iterable[Table]) -> set[int]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
 
 Mark = tuple[int, int]
 """OID and xmin of a catalog row. Instead of an OID, a row of pg_attribute has its attnum, and a row of pg_inherits the
@@ -90,15 +89,3 @@ class TableMarks:
     """The values of the enums that the columns use."""
     composites: tuple[Composite, ...] = ()
     """The composite types used in the columns' values, at any depth."""
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(
-            files=Files(**data["files"]),
-            key_constraint=data["key_constraint"],
-            publications=marks(data["publications"]),
-            schemas=marks(data["schemas"]),
-            columns=marks(data["columns"]),
-            labels=tuple(EnumLabel(**label) for label in data["labels"]),
-            composites=tuple(Composite(**composite) for composite in data["composites"]),
-        )
