@@ -126,21 +126,10 @@ def rows_of(run: FrameRun, opening: OpenTransaction | None, relations: Relations
     stored = IS_CHANGE[run.kinds]
     stored[transactions.commits] = transactions.changes_of_commits > 0
     frames, relation_id = _frames(run, stored)
-    columns = transactions.columns(frames)
-    lsn = run.starts(frames)
+    columns = transactions.columns(frames) | {"lsn": run.starts(frames)}
     for index in np.flatnonzero(run.kinds[frames] == MessageKind.MESSAGE).tolist():
-        _detach(run, int(frames[index]), index, columns, lsn)
-    return Rows(
-        raw=run.raw,
-        offset=run.offsets[frames] + HEADER,
-        length=run.lengths[frames] - HEADER,
-        kind=run.kinds[frames],
-        lsn=lsn,
-        relation_id=relation_id,
-        schema_id=_schema_ids(run, frames, relation_id, relations),
-        partitions=_partitions(run),
-        **columns,
-    )
+        _detach(run, int(frames[index]), index, columns)
+    return _rows(run, frames, relation_id, relations, columns)
 
 
 def rows_in_progress(run: FrameRun, subxid: Ints, opening: OpenBlock, overlay: Overlay) -> Rows:
@@ -152,21 +141,31 @@ def rows_in_progress(run: FrameRun, subxid: Ints, opening: OpenBlock, overlay: O
     number = len(frames)
     absent = np.full(number, ABSENT, dtype=np.int64)
     before: Ints = np.cumsum(IS_CHANGE[run.kinds]) - IS_CHANGE[run.kinds]
+    columns = {
+        "commit_lsn": absent,
+        "ordinal": opening.ordinal + before[frames],
+        "xid": np.full(number, opening.xid, dtype=np.int64),
+        "commit_ts": absent,
+        "lsn": run.starts(frames),
+        "origin": None if opening.origin is None else np.full(number, opening.origin, dtype=object),
+        "subxid": subxid[frames],
+    }
+    return _rows(run, frames, relation_id, overlay, columns)
+
+
+def _rows(
+    run: FrameRun, frames: Ints, relation_id: Ints, relations: Relations | Overlay, columns: dict[str, Any]
+) -> Rows:  # fmt: skip
+    """Makes rows of the messages in ``frames``. ``columns``: the columns that depend on the rows' transactions."""
     return Rows(
         raw=run.raw,
         offset=run.offsets[frames] + HEADER,
         length=run.lengths[frames] - HEADER,
         kind=run.kinds[frames],
-        commit_lsn=absent,
-        ordinal=opening.ordinal + before[frames],
-        xid=np.full(number, opening.xid, dtype=np.int64),
-        commit_ts=absent,
-        lsn=run.starts(frames),
         relation_id=relation_id,
-        schema_id=_schema_ids(run, frames, relation_id, overlay),
-        origin=None if opening.origin is None else np.full(number, opening.origin, dtype=object),
-        subxid=subxid[frames],
+        schema_id=_schema_ids(run, frames, relation_id, relations),
         partitions=_partitions(run),
+        **columns,
     )
 
 
@@ -329,7 +328,7 @@ def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def _detach(run: FrameRun, frame: int, index: int, columns: dict[str, Any], lsn: Ints) -> None:
+def _detach(run: FrameRun, frame: int, index: int, columns: dict[str, Any]) -> None:
     """If the logical message is not transactional, its row belongs to no transaction: sets the row's transaction fields
     to ABSENT, and its LSN to the LSN in the message."""
     message = run.message(frame)
@@ -341,4 +340,4 @@ def _detach(run: FrameRun, frame: int, index: int, columns: dict[str, Any], lsn:
         columns[name][index] = ABSENT
     if columns["origin"] is not None:
         columns["origin"][index] = None
-    lsn[index] = int(message.lsn)
+    columns["lsn"][index] = int(message.lsn)
