@@ -140,9 +140,6 @@ class MessageReader:
             self.fail(f"has the letter {letter!r} instead of one of {allowed!r}")
         return letter
 
-    def flags(self, known: int) -> int:
-        return self.known(self.number(_U8), known)
-
     def known(self, flags: int, known: int) -> int:
         """Returns ``flags``. Raises ProtocolError if a bit is set that is not set in ``known``."""
         if flags & ~known:
@@ -172,7 +169,7 @@ def _relation(reader: MessageReader) -> Relation:
 
 
 def _relation_column(reader: MessageReader) -> RelationColumn:
-    key, name = reader.flags(1), reader.string()
+    key, name = reader.known(reader.number(_U8), 1), reader.string()
     type_oid, typmod = reader.unpacked(_TYPE_OF_COLUMN)
     return RelationColumn(bool(key), name, type_oid, typmod)
 

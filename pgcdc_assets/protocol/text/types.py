@@ -53,7 +53,10 @@ _NUMBER: Final = r"^(?:NaN|-?Infinity|-?(?:0|[1-9]\d*)(?:\.\d+)?)$"
 """The pattern of the text form of numeric, which never has an exponent or leading zeros."""
 _ZONE_SECONDS = r"(?P<sign>[+-])\d\d:\d\d:(?P<seconds>[0-5]\d)$"
 """The pattern of UTC offsets with seconds, which occur in local mean times. Arrow cannot parse such a text."""
-_SPAN: Final = {"day": (-719_162, 2_932_896), "us": (-62_135_596_800_000_000, 253_402_300_799_999_999)}
+_SPAN: Final = {
+    pa.int32(): (-719_162, 2_932_896),
+    pa.int64(): (-62_135_596_800_000_000, 253_402_300_799_999_999),
+}  # fmt: skip
 """The first and the last day, and the first and the last microsecond, of the years 0001 to 9999, counted from 1970."""
 
 
@@ -180,12 +183,8 @@ def _fitting(target: pa.Decimal128Type) -> str:
     return rf"^-?{digits}(?:\.\d{{0,{target.scale}}}0*)?$"
 
 
-def _cast_date(text: pa.StringArray, of: PgType) -> Cast:
-    return _within_years(*_cast_or_outside(text, of), pa.int32(), "day")
-
-
-def _cast_timestamp(text: pa.StringArray, of: PgType) -> Cast:
-    return _within_years(*_cast_or_outside(text, of), pa.int64(), "us")
+def _cast_time(text: pa.StringArray, of: PgType) -> Cast:
+    return _within_years(*_cast_or_outside(text, of))
 
 
 def _cast_or_outside(text: pa.StringArray, of: PgType) -> tuple[pa.Array, Bools | None]:
@@ -214,11 +213,11 @@ def _cast_odd_zones(text: pa.StringArray) -> pa.Array:
     return pc.subtract(values, pa.array(shift))
 
 
-def _within_years(values: pa.Array, unfit: Bools | None, number: pa.DataType, unit: str) -> Cast:
+def _within_years(values: pa.Array, unfit: Bools | None) -> Cast:
     """Replaces values outside of the years 0001 to 9999 (in UTC) with NULL, and marks them as unfit. Because of its UTC
     offset, a value can be outside even if the year in its text is inside."""
-    first, last = _SPAN[unit]
-    numbers = values.view(number)
+    numbers = values.view(pa.int32() if pa.types.is_date(values.type) else pa.int64())
+    first, last = _SPAN[numbers.type]
     seen = pc.min_max(numbers).as_py()
     if seen["min"] is None or (seen["min"] >= first and seen["max"] <= last):
         return Cast(values, unfit)
@@ -276,7 +275,7 @@ _CASTS: Final = {
     _BOOL: _cast_bool,
     _BYTEA: _cast_bytea,
     _NUMERIC: _cast_numeric,
-    _DATE: _cast_date,
-    _TIMESTAMP: _cast_timestamp,
-    _TIMESTAMPTZ: _cast_timestamp,
+    _DATE: _cast_time,
+    _TIMESTAMP: _cast_time,
+    _TIMESTAMPTZ: _cast_time,
 }
