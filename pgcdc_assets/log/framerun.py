@@ -211,20 +211,18 @@ def anywhere(raw: Raw, kind: DTypeLike) -> Records:
 
 def joined(runs: Sequence[FrameRun]) -> FrameRun:
     """Joins consecutive frame runs into one. Copies only the bytes of their frames."""
-    pieces: list[memoryview] = []
-    offsets: list[Ints] = []
-    base = 0
-    for run in runs:
-        if not len(run):
-            continue
-        start, end = int(run.offsets[0]), int(run.offsets[-1] + run.lengths[-1])
-        pieces.append(memoryview(run.raw)[start:end])
-        offsets.append(run.offsets + (base - start))
-        base += end - start
     held = [run for run in runs if len(run)]
     if not held:
         empty = np.zeros(0, dtype=np.int64)
         return FrameRun(b"", empty, empty, np.zeros(0, dtype=np.uint8), empty)
+    pieces: list[memoryview] = []
+    offsets: list[Ints] = []
+    base = 0
+    for run in held:
+        start, end = int(run.offsets[0]), int(run.offsets[-1] + run.lengths[-1])
+        pieces.append(memoryview(run.raw)[start:end])
+        offsets.append(run.offsets + (base - start))
+        base += end - start
     return FrameRun(
         b"".join(pieces),
         np.concatenate(offsets),

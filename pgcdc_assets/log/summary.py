@@ -3,8 +3,8 @@ them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -119,80 +119,61 @@ def _iso(ended: TransactionEnd | None) -> str | None:
 
 def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], span: LsnRange, log: Location) -> None:
     """Raises LogCorrupt if the files do not have exactly the rows that the summaries of ``batches`` count. Checks only
-    rows in the span."""
-    held = _Held(batches, span, log, _commit_times(files))
+    rows in the span. Also checks that the commit time in each file's commit facts is the time in the transaction's
+    Commit row."""
+    stated_times = _commit_times(files)
+    counts: defaultdict[int, Counter[tuple[int | None, str]]] = defaultdict(Counter)
+    schema_ids: defaultdict[int, set[int]] = defaultdict(set)
+    times: dict[int, int] = {}
     for file in files:
-        held.add(file)
+        rows = _numbered(read_rows(file, _COLUMNS), batches, span)
+        groups = rows.group_by(["batch", "relation_id", "schema_id", "kind"]).aggregate([([], "count_all")])
+        for group in groups.to_pylist():
+            counts[group["batch"]][group["relation_id"], group["kind"]] += group["count_all"]
+            if group["relation_id"] is not None:
+                schema_ids[group["batch"]].add(group["schema_id"])
+        late = pc.is_in(rows["commit_lsn"], value_set=pa.array(list(stated_times), pa.int64()))
+        commits = rows.filter(pc.and_(late, pc.equal(rows["kind"], "C")))
+        times.update(
+            zip(commits["commit_lsn"].to_pylist(), commits["commit_ts"].cast(pa.int64()).to_pylist(), strict=True)
+        )
     for number, batch in enumerate(batches):
-        held.check(number, batch)
-    held.check_commits()
-    if _NO_BATCH in held.counts:
+        _check(batch, counts[number], schema_ids[number], log)
+    for commit_lsn, stated in stated_times.items():
+        if span.holds_commit(Lsn(commit_lsn)) and times.get(commit_lsn) != stated:
+            raise _unlike_its_commit(log, commit_lsn)
+    if _NO_BATCH in counts:
         raise LogCorrupt("has rows that do not belong to any batch", thing=str(log), lsn=span.end)
 
 
-class _Held:
-    """Counts the rows of the span for each batch. Rows that belong to no batch are counted under _NO_BATCH."""
+def _numbered(rows: pa.Table, batches: Sequence[BatchSummary], span: LsnRange) -> pa.Table:
+    """The rows of the span, without notes. The new column ``batch`` has the index of each row's batch in ``batches``,
+    or _NO_BATCH. A row belongs to the batch that contains the start of its transaction's commit record. A
+    non-transactional logical message belongs to the batch that contains the message's own WAL record. The ``lsn`` of
+    such a row is the end of this record."""
+    starts = np.array([batch.start for batch in batches], np.int64)
+    ends = np.array([*(batch.end for batch in batches), 0], np.int64)
+    rows = rows.filter(pc.invert(pc.is_in(rows["kind"], value_set=pa.array(NOTES))))
+    at = pc.coalesce(rows["commit_lsn"], pc.subtract(rows["lsn"], 1)).to_numpy()
+    number = np.searchsorted(starts, at, side="right") - 1
+    number = np.where((number >= 0) & (at < ends[number]), number, _NO_BATCH)
+    inside = (at >= span.start) & (at < span.end)
+    return rows.append_column("batch", pa.array(number)).filter(pa.array(inside))
 
-    def __init__(
-        self, batches: Sequence[BatchSummary], span: LsnRange, log: Location, commit_times: Mapping[int, int]
-    ) -> None:
-        self._starts = np.array([batch.start for batch in batches], np.int64)
-        self._ends = np.array([*(batch.end for batch in batches), 0], np.int64)
-        self._span = span
-        self._log = log
-        self._commit_times = commit_times
-        self._seen: dict[int, int] = {}
-        """Commit time by ``commit_lsn``, from Commit rows."""
-        self.counts: dict[int, Counter[tuple[int | None, str]]] = {}
-        """By the batch's index in ``batches``: the number of rows per relation and kind."""
-        self._schema_ids: dict[int, set[int]] = {}
 
-    def add(self, file: SegmentFile) -> None:
-        """Count the rows of a file. A row belongs to the batch that contains the start of its transaction's commit
-        record. A non-transactional logical message belongs to the batch that contains the message's own WAL record. The
-        ``lsn`` of such a row is the end of this record."""
-        rows = read_rows(file, _COLUMNS)
-        rows = rows.filter(pc.invert(pc.is_in(rows["kind"], value_set=pa.array(NOTES))))
-        at = pc.coalesce(rows["commit_lsn"], pc.subtract(rows["lsn"], 1)).to_numpy()
-        number = np.searchsorted(self._starts, at, side="right") - 1
-        number = np.where((number >= 0) & (at < self._ends[number]), number, _NO_BATCH)
-        inside = (at >= self._span.start) & (at < self._span.end)
-        rows = rows.append_column("batch", pa.array(number)).filter(pa.array(inside))
-        groups = rows.group_by(["batch", "relation_id", "schema_id", "kind"]).aggregate([([], "count_all")])
-        for group in groups.to_pylist():
-            held = self.counts.setdefault(group["batch"], Counter())
-            held[group["relation_id"], group["kind"]] += group["count_all"]
-            if group["relation_id"] is not None:
-                self._schema_ids.setdefault(group["batch"], set()).add(group["schema_id"])
-        if self._commit_times:
-            self._see_commits(rows)
-
-    def check(self, number: int, batch: BatchSummary) -> None:
-        stated: dict[tuple[int | None, str], int] = {(None, kind): count for kind, count in batch.others.items()}
-        stated |= {(relation, kind): count for relation, kinds in batch.counts.items() for kind, count in kinds.items()}
-        held = self.counts.get(number, Counter())
-        if held != stated:
-            raise LogCorrupt(
-                f"batch {batch.start}..{batch.end} does not have the rows that its summary counts: it has "
-                f"{held.total()} rows, and the summary counts {sum(stated.values())}", thing=str(self._log),
-            )  # fmt: skip
-        if odd := self._schema_ids.get(number, set()) - set(batch.schemas):
-            raise LogCorrupt(
-                f"batch {batch.start}..{batch.end} has rows of {len(odd)} table structures that its summary lacks",
-                thing=str(self._log),
-            )
-
-    def check_commits(self) -> None:
-        """Check that the commit time in each file's commit facts is the time in the transaction's Commit row."""
-        for commit_lsn, commit_ts in self._commit_times.items():
-            if self._span.holds_commit(Lsn(commit_lsn)) and self._seen.get(commit_lsn) != commit_ts:
-                raise _unlike_its_commit(self._log, commit_lsn)
-
-    def _see_commits(self, rows: pa.Table) -> None:
-        late = pc.is_in(rows["commit_lsn"], value_set=pa.array(list(self._commit_times), pa.int64()))
-        commits = rows.filter(pc.and_(late, pc.equal(rows["kind"], "C")))
-        times = commits["commit_ts"].cast(pa.int64()).to_pylist()
-        self._seen.update(zip(commits["commit_lsn"].to_pylist(), times, strict=True))
+def _check(batch: BatchSummary, held: Counter[tuple[int | None, str]], schema_ids: set[int], log: Location) -> None:
+    stated: dict[tuple[int | None, str], int] = {(None, kind): count for kind, count in batch.others.items()}
+    stated |= {(relation, kind): count for relation, kinds in batch.counts.items() for kind, count in kinds.items()}
+    if held != stated:
+        raise LogCorrupt(
+            f"batch {batch.start}..{batch.end} does not have the rows that its summary counts: it has "
+            f"{held.total()} rows, and the summary counts {sum(stated.values())}", thing=str(log),
+        )  # fmt: skip
+    if odd := schema_ids - set(batch.schemas):
+        raise LogCorrupt(
+            f"batch {batch.start}..{batch.end} has rows of {len(odd)} table structures that its summary lacks",
+            thing=str(log),
+        )
 
 
 def _commit_times(files: Sequence[SegmentFile]) -> dict[int, int]:
