@@ -5,7 +5,7 @@ kept in :mod:`pgcdc_assets.log.content`, not here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -147,9 +147,6 @@ class TransactionsInProgress:
     def __len__(self) -> int:
         return len(self._open)
 
-    def __contains__(self, xid: int) -> bool:
-        return xid in self._open
-
     def __getitem__(self, xid: int) -> StreamedTransaction:
         return self._open[xid]
 
@@ -250,12 +247,6 @@ class PreparedTransactions:
 
     def __init__(self, known: Iterable[PreparedTransaction] = ()) -> None:
         self._pending = {transaction.key: transaction for transaction in known}
-
-    def __len__(self) -> int:
-        return len(self._pending)
-
-    def __iter__(self) -> Iterator[PreparedTransaction]:
-        return iter(self._pending.values())
 
     def prepare(self, transaction: PreparedTransaction) -> bool:
         """Add a transaction. Returns False if it is already known: until the PREPARE is confirmed, the server sends it
