@@ -68,33 +68,28 @@ def main() -> int:
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
     settings = ReceiverSettings.from_line(line)
+    failure: PgcdcError
     try:
         receiving = Receiving(settings, orders, lambda event: _write_line(event_line(event)))
         signal.signal(signal.SIGTERM, lambda number, frame: receiving.terminate())
         # The parent handles a terminal's interrupt, and then sends the order STOP to this process.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         receiving.run()
+        return 0
     except PgcdcError as error:
-        _write_line(error_line(error))
-        return 1
+        failure = error
     except OSError as error:
         # The cause is usually a full disk. The system's error text never quotes a row.
         thing = error.filename or str(Layout.of(settings.lake).change_log)
         what = os.strerror(error.errno) if error.errno else f"cannot be read or written: {type(error).__name__}"
-        _write_line(error_line(MachineError(what, thing=str(thing), do=ROOM)))
-        return 1
+        failure = MachineError(what, thing=str(thing), do=ROOM)
     except Exception as error:  # noqa: BLE001 - the last place that can say what happened
         # Print where the error happened, but not its message, which might quote a row.
-        _log.error(
-            "the receiver process ended because of an unexpected %s",
-            type(error).__name__,
-            extra={"trace": _frames(error)},
-        )
-        _write_line(
-            error_line(ReceiverDied(f"ended because of an unexpected {type(error).__name__}", thing="receiver"))
-        )
-        return 1
-    return 0
+        kind = type(error).__name__
+        _log.error("the receiver process ended because of an unexpected %s", kind, extra={"trace": _frames(error)})
+        failure = ReceiverDied(f"ended because of an unexpected {kind}", thing="receiver")
+    _write_line(error_line(failure))
+    return 1
 
 
 if __name__ == "__main__":
