@@ -43,14 +43,6 @@ _LOOK_SECONDS = 2.0
 """A run checks at this interval, in seconds, whether another run waits."""
 
 
-def mark_process(context: dg.OpExecutionContext, names: Names) -> None:
-    """Write the source and this process into the run's tags."""
-    # Dagster's default executor runs each step in a process of its own. The run ends with the parent of that process.
-    parent = parent_process()
-    mark = ProcessName.own(parent.pid if parent else None)
-    context.instance.add_run_tags(context.run_id, {**names.tags, PROCESS_TAG: str(mark)})
-
-
 def runs_of(instance: dg.DagsterInstance, names: Names, statuses: Sequence[dg.DagsterRunStatus]) -> list[dg.RunRecord]:
     """The runs with these statuses that write to the source's lake. A run that was started in the UI gets the source's
     tag only when it begins. Until then, it is found by the pools of its ops, which Dagster stores."""
@@ -155,7 +147,10 @@ def writing_run(of: Replication, context: dg.OpExecutionContext, stop: threading
     """Wraps the work of every run that writes. Tags the run with its source and process, claims the source's names in
     Dagster (:func:`reserve`), and marks dead runs as failed. With ``stop``, a signal ends the run at the next boundary.
     Errors of pgcdc are raised as Dagster failures whose text is one line."""
-    mark_process(context, of.names)
+    # Dagster's default executor runs each step in a process of its own. The run ends with the parent of that process.
+    parent = parent_process()
+    mark = ProcessName.own(parent.pid if parent else None)
+    context.instance.add_run_tags(context.run_id, {**of.names.tags, PROCESS_TAG: str(mark)})
     if of.settings.log_format == logs.JSON and not logs.as_json():
         # Dagster started this process. If a command had started it, the command would have called begin() already.
         logs.begin(as_json=True)
