@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import pydantic_settings
 from psycopg import ProgrammingError
@@ -332,21 +332,16 @@ class Settings(BaseSettings):
             PrefixPatterns.parse(value)
         return value
 
-    @field_validator("origin", mode="before")
+    @field_validator("origin", "streaming", mode="before")
     @classmethod
-    def _origin_form(cls, value: Any) -> Any:
-        if value not in ("any", "none"):
-            raise ValueError(f"{value!r} is neither `any` nor `none`")
-        return value
-
-    @field_validator("streaming", mode="before")
-    @classmethod
-    def _streaming_form(cls, value: Any) -> Any:
-        if value is False:
+    def _word_form(cls, value: Any, info: ValidationInfo) -> Any:
+        name = str(info.field_name)
+        if name == "streaming" and value is False:
             # YAML reads `off` without quotes as False, so False is turned back into `off`.
             return "off"
-        if value not in ("auto", "off"):
-            raise ValueError(f"{value!r} is neither `auto` nor `off`")
+        one, other = get_args(cls.model_fields[name].annotation)
+        if value not in (one, other):
+            raise ValueError(f"{value!r} is neither `{one}` nor `{other}`")
         return value
 
     @classmethod
