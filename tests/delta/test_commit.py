@@ -34,7 +34,6 @@ from pgcdc_assets.delta.vectors import kept, read_vector
 from pgcdc_assets.errors import CommitLost, LakeError
 from pgcdc_assets.mirror.delta.compaction import Compaction, compact_file
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import path_of
@@ -48,7 +47,7 @@ from tests.memorystore import lake_in_memory
 def rows(tmp_path: Path) -> Rows:
     layout = Layout.of(tmp_path)
     mirror = Mirrors(layout, OWNER).open(TableName("public", "t"))
-    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.logRetentionDuration": "interval 30 days"})
+    make(mirror, SCHEMA, {IDENTITY: OWNER.app_id(), "delta.logRetentionDuration": "interval 30 days"})
     return Rows(path_of(mirror.path))
 
 
@@ -61,7 +60,7 @@ def test_every_version_holds_the_rows_of_the_model(tmp_path: Path, steps: list[t
     """delta-rs reads each version, before and after checkpoints."""
     shutil.rmtree(tmp_path / "public", ignore_errors=True)
     mirror = Mirrors(Layout.of(tmp_path), OWNER).open(TableName("public", "t"))
-    make(mirror, MirrorSchema(SCHEMA), {})
+    make(mirror, SCHEMA, {})
     table, fresh = Rows(path_of(mirror.path)), count()
     for new, removed in steps:
         table.change([next(fresh) for _ in range(new)], removed & table.held)
@@ -186,7 +185,7 @@ def test_spark_reads_our_commits_and_adds_its_own(spark: SparkSession, tmp_path:
     """Spark's DELETE adds rows to deletion vectors of pgcdc, and commits of pgcdc add rows to Spark's deletion vectors.
     Spark's OPTIMIZE removes all deletion vectors. Spark's change data feed reports the changed rows."""
     path = tmp_path / "t"
-    create_mirror(Location.of(path), MirrorSchema(SCHEMA), {"delta.enableChangeDataFeed": "true"}, Location.of(path))
+    create_mirror(Location.of(path), SCHEMA, {"delta.enableChangeDataFeed": "true"}, Location.of(path))
     rows, name = Rows(path), f"delta.`{path}`"
 
     def read(columns: str = "id", source: str = name) -> list[Any]:

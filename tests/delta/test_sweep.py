@@ -28,7 +28,6 @@ from pgcdc_assets.lake.lake import Lake
 from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.mirror.delta.compaction import compact_file
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
@@ -205,7 +204,7 @@ def _checkpointed_rows(folder: Path) -> Rows:
     """A new mirror with a checkpoint after every five commits."""
     mirror = Mirrors(Layout.of(folder), OWNER).open(NAME)
     properties = {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5", **retention_properties(7 * DAY)}
-    make(mirror, MirrorSchema(SCHEMA), properties)
+    make(mirror, SCHEMA, properties)
     return Rows(path_of(mirror.path))
 
 
@@ -233,7 +232,7 @@ def test_every_version_can_be_read_after_a_vacuum_by_delta_rs(tmp_path: Path) ->
 @pytest.mark.spark
 def test_every_version_can_be_read_after_a_vacuum_by_spark(spark: SparkSession, tmp_path: Path) -> None:
     path = Layout.of(tmp_path).mirror(NAME)
-    create_mirror(path, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5"}, path)
+    create_mirror(path, SCHEMA, {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "5"}, path)
     rows = Rows(path_of(path))
     remove_an_old_and_a_young_file(rows)
     for version in range(int(max(path_of(path / "_delta_log").glob("*.checkpoint.parquet")).name[:20])):
@@ -256,7 +255,7 @@ def test_mirror_that_lacks_a_file_after_a_full_vacuum_is_refused(tmp_path: Path)
     deletion vectors, and deletes them."""
     layout = Layout.of(tmp_path)
     mirror, points = Mirrors(layout, OWNER).open(NAME), ConsistentPoints(layout)
-    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), **retention_properties(7 * DAY)})
+    make(mirror, SCHEMA, {IDENTITY: OWNER.app_id(), **retention_properties(7 * DAY)})
     rows = Rows(path_of(mirror.path))
     rows.change([1, 2, 3], set())
     commit(rows.path, [], "append", {mirror.snapshot_app_id: 100})

@@ -13,7 +13,6 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.mirror.delta.deltatarget import DeltaTarget
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.spark.session import SparkOnDemand
 from tests.deltatables import commit
 
@@ -29,7 +28,7 @@ def copied_at_10_applied_to_20(layout: Layout, table: Table) -> None:
 def copied_mirror(layout: Layout, owner: Identity, name: TableName, at: int) -> None:
     """Makes a mirror without rows, whose version 1 is a copy at LSN ``at``."""
     path = layout.mirror(name)
-    create_mirror(path, MirrorSchema(pa.schema([("id", pa.int64())])), {IDENTITY: owner.app_id()}, layout.root)
+    create_mirror(path, pa.schema([("id", pa.int64())]), {IDENTITY: owner.app_id()}, layout.root)
     commit(path, [], "append", {owner.app_id("snapshot", name.folder): at})
 
 

@@ -19,7 +19,7 @@ from pgcdc_assets.delta import datafile
 from pgcdc_assets.feed.schema import FeedPart
 from pgcdc_assets.mirror.delta.applytask import PendingChanges, collapse_units
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.mirror.delta.mirrorschema import mirror_columns, needs_column_mapping
 from pgcdc_assets.mirror.delta.rowlookup import Effect
 from pgcdc_assets.mirror.delta.tableplan import TablePlan, merged
 from pgcdc_assets.mirror.target import Applied
@@ -42,7 +42,7 @@ class PlainMirror:
     versions: dict[Lsn, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        make(self.mirror, MirrorSchema.of(self.table), {IDENTITY: self.identity.app_id()})
+        make(self.mirror, mirror_columns(self.table), {IDENTITY: self.identity.app_id()})
         self.versions[self.start] = commit(
             path_of(self.mirror.path), [], "overwrite", {self.mirror.snapshot_app_id: self.start}
         )
@@ -129,15 +129,15 @@ def _one_zero(value: Any) -> str:
 
 
 def _names(table: Table) -> Sequence[str]:
-    names: Sequence[str] = MirrorSchema.of(table).arrow.names
+    names: Sequence[str] = mirror_columns(table).names
     return names
 
 
-def make(mirror: Mirror, schema: MirrorSchema, properties: dict[str, str]) -> None:
+def make(mirror: Mirror, schema: pa.Schema, properties: dict[str, str]) -> None:
     """Writes the first Delta commit of a mirror, with the protocol and metadata that Spark would write."""
-    fields = json.loads(DeltaSchema.from_arrow(schema.arrow).to_json())["fields"]
+    fields = json.loads(DeltaSchema.from_arrow(schema).to_json())["fields"]
     configuration = {"delta.enableDeletionVectors": "true", **properties}
-    if schema.mapped:
+    if needs_column_mapping(schema.names):
         configuration |= {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": str(len(fields))}
         for number, column in enumerate(fields, 1):
             names = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": f"col-{number}"}

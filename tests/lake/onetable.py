@@ -20,7 +20,7 @@ from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import OPS, feed_name, feed_schema
 from pgcdc_assets.feed.table import Feeds
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.mirror.delta.mirrorschema import mirror_columns
 from pgcdc_assets.mirror.delta.rowgroups import live_rows
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
@@ -47,7 +47,7 @@ class OneTable:
 
     def __init__(self, root: Path | Location, rows: Sequence[Row] = (), table: Table = T) -> None:
         self.layout, self.table, self.lake = Layout.of(root), table, Lake(root)
-        create_mirror(self._mirror.path, MirrorSchema.of(table), {IDENTITY: OWNER.app_id()}, self.layout.root)
+        create_mirror(self._mirror.path, mirror_columns(table), {IDENTITY: OWNER.app_id()}, self.layout.root)
         report = self._written(rows, [COPIED] * len(rows))
         commit_change(self._mirror.existing, FileChange(report, {}), {self._mirror.snapshot_app_id: COPIED}, {})
         TableStates(self.layout).set(table, TableState.CATCHING_UP, COPIED)
@@ -86,7 +86,7 @@ class OneTable:
     def compact(self) -> None:
         """Writes all rows of the mirror to one new file."""
         mirror = self._mirror.existing
-        with DataFile(mirror.folder, self._mirror.physical(MirrorSchema.of(self.table))) as file:
+        with DataFile(mirror.folder, self._mirror.physical(mirror_columns(self.table))) as file:
             for rows in live_rows(mirror):
                 file.write([column.combine_chunks() for column in rows.columns])
             report = file.finish()
@@ -137,7 +137,7 @@ class OneTable:
     def _written(self, rows: Sequence[Row], lsns: Sequence[int]) -> list[FileReport]:
         done = typed(self._columns(rows), self.table.columns, len(rows))
         own = [pa.array(lsns, pa.int64()), pa.nulls(len(rows), pa.timestamp("us", "UTC")), done.raw]
-        with DataFile(self._mirror.path, self._mirror.physical(MirrorSchema.of(self.table))) as file:
+        with DataFile(self._mirror.path, self._mirror.physical(mirror_columns(self.table))) as file:
             file.write([*done.values, *own])
             report = file.finish()
         return [] if report is None else [report]

@@ -29,7 +29,7 @@ from pgcdc_assets.log.span import LogSpan
 from pgcdc_assets.mirror.delta.apply import apply_tables
 from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.mirror.delta.mirrorschema import mirror_columns
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.protocol.text.typed import typed
@@ -80,7 +80,7 @@ class Pipeline:
         self.log = ChangeLog(self.layout)
         self.log.create(identity(self.conn, slot), start, 1)
         for table in read_tables(self.conn, ["p"]):
-            schema = MirrorSchema.of(table)
+            schema = mirror_columns(table)
             create_mirror(
                 self.layout.mirror(table.name),
                 schema,
@@ -200,14 +200,14 @@ ROWS: list[list[str | None]] = [["1", "2", "3", "4"], ["one", None, "three", "fo
 def made(root: Path, before: Table = T, *groups: Sequence[Sequence[str | None]]) -> Mirror:
     """A mirror with a copy at LSN 10, which has one file for each group of rows."""
     layout = Layout.of(root)
-    create_mirror(layout.mirror(NAME), MirrorSchema.of(before), {IDENTITY: OWNER.app_id()}, layout.root)
+    create_mirror(layout.mirror(NAME), mirror_columns(before), {IDENTITY: OWNER.app_id()}, layout.root)
     mirror = Mirrors(layout, OWNER).open(NAME)
     reports = []
     for texts in groups or (ROWS,):
         count = len(texts[0])
         done = typed([pa.array(text, pa.string()) for text in texts], before.columns, count)
         own = [pa.array([10] * count, pa.int64()), pa.nulls(count, pa.timestamp("us", "UTC")), done.raw]
-        with DataFile(mirror.path, mirror.physical(MirrorSchema.of(before))) as file:
+        with DataFile(mirror.path, mirror.physical(mirror_columns(before))) as file:
             file.write([*done.values, *own])
             reports.append(file.finish())
     commit(mirror.path, [report for report in reports if report], "append", {mirror.snapshot_app_id: 10})

@@ -25,7 +25,7 @@ from pgcdc_assets.failures import ATTEMPTS, again_after_lost_races
 from pgcdc_assets.lake.lake import Lake
 from pgcdc_assets.mirror.delta.durability import DurableVersions, change_since, seen
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.mirror.delta.mirrorschema import mirror_columns
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 from tests.delta.rows import OWNER
@@ -34,7 +34,7 @@ from tests.history.mirror import make
 
 NAME = TableName("public", "t")
 TABLE = Table(1, NAME, (Column(1, "id", PgType(20, "int8")), Column(2, "at", PgType(1184, "timestamptz"))), key=(1,))
-SCHEMA = MirrorSchema.of(TABLE)
+SCHEMA = mirror_columns(TABLE)
 TIMES = [datetime.fromisoformat(f"{text}+00:00") for text in (
     "0001-01-01 00:00:00", "1500-01-01 12:00:00.000001", "1969-12-31 23:59:59.999999", "2300-01-01 00:00:00.500000",
     "9999-12-31 23:59:59.999999",
@@ -55,8 +55,8 @@ def mirror(tmp_path: Path) -> Mirror:
 
 
 def _rows() -> pa.Table:
-    none = {field.name: pa.nulls(len(TIMES), field.type) for field in SCHEMA.arrow}
-    return pa.table({**none, "id": pa.array(range(len(TIMES))), "at": pa.array(TIMES)}).cast(SCHEMA.arrow)
+    none = {field.name: pa.nulls(len(TIMES), field.type) for field in SCHEMA}
+    return pa.table({**none, "id": pa.array(range(len(TIMES))), "at": pa.array(TIMES)}).cast(SCHEMA)
 
 
 def as_spark_writes_it(mirror: Mirror) -> int:

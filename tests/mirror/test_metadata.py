@@ -24,7 +24,7 @@ from pgcdc_assets.delta.log import DeltaVersion
 from pgcdc_assets.delta.mapping import OURS, Columns, stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import STRUCTURE, Mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.mirror.delta.mirrorschema import mirror_columns
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.protocol.text.typed import typed
 from pgcdc_assets.spark.session import SparkOnDemand
@@ -192,7 +192,7 @@ def _append(mirror: Mirror, of: Table, texts: Sequence[Sequence[str | None]]) ->
     count = len(texts[0])
     done = typed([pa.array(text, pa.string()) for text in texts], of.columns, count)
     own = [pa.array([20] * count, pa.int64()), pa.nulls(count, pa.timestamp("us", "UTC")), done.raw]
-    schema = MirrorSchema.of(of)
+    schema = mirror_columns(of)
     with DataFile(mirror.path, mirror.physical(schema)) as file:
         file.write([*done.values, *own])
         report = file.finish()

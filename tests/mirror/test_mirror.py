@@ -17,7 +17,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
+from pgcdc_assets.mirror.delta.mirrorschema import mirror_columns, needs_column_mapping, refusal
 from tests.deltatables import commit, reads_of_commits
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ def table_of(*names: str, **kwargs: object) -> Table:
 def made(root: Path, table: Table) -> Mirror:
     layout = Layout.of(root)
     create_mirror(
-        layout.mirror(table.name), MirrorSchema.of(table), {IDENTITY: IDENTITY_1.app_id()}, layout.mirror(table.name)
+        layout.mirror(table.name), mirror_columns(table), {IDENTITY: IDENTITY_1.app_id()}, layout.mirror(table.name)
     )
     return Mirrors(layout, IDENTITY_1).open(table.name)
 
 
-def written(mirror: Mirror, schema: MirrorSchema, columns: list[pa.Array]) -> FileReport:
+def written(mirror: Mirror, schema: pa.Schema, columns: list[pa.Array]) -> FileReport:
     with DataFile(mirror.path, mirror.physical(schema)) as file:
         file.write(columns)
         report = file.finish()
@@ -59,10 +59,10 @@ def test_any_other_column_name_requires_no_column_mapping(name: str) -> None:
 
 
 def test_the_columns_that_pgcdc_adds_depend_on_the_kind_of_table() -> None:
-    plain = MirrorSchema.of(table_of("id", key=(1,))).arrow.names
+    plain = mirror_columns(table_of("id", key=(1,))).names
     assert plain == ["id", "_pgcdc_commit_lsn", "_pgcdc_commit_ts", "_pgcdc_raw"]
-    assert MirrorSchema.of(table_of("id", key=(1,), partitioned=True)).arrow.names[-1] == "_pgcdc_leaf"
-    assert MirrorSchema.of(table_of("id", replica_identity="f")).arrow.names[-2:] == ["_pgcdc_row", "_pgcdc_hash"]
+    assert mirror_columns(table_of("id", key=(1,), partitioned=True)).names[-1] == "_pgcdc_leaf"
+    assert mirror_columns(table_of("id", replica_identity="f")).names[-2:] == ["_pgcdc_row", "_pgcdc_hash"]
 
 
 @pytest.mark.parametrize(("names", "word"), [(("Id", "id"), "case"), (("_pgcdc_raw",), "pgcdc adds")])
@@ -70,7 +70,7 @@ def test_tables_that_delta_cannot_hold_are_refused(names: tuple[str, ...], word:
     table = table_of(*names)
     assert word in (refusal(table) or "")
     with pytest.raises(LakeError, match=word):
-        MirrorSchema.of(table)
+        mirror_columns(table)
 
 
 def test_an_absent_mirror_has_no_positions(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_mirror_is_created_although_an_earlier_run_died_while_it_created_the_m
     log = tmp_path / "t" / "_delta_log"
     log.mkdir(parents=True)
     (log / ".00000000000000000000.json.0a1b.tmp").write_text("{}")
-    create_mirror(Location.of(log.parent), MirrorSchema.of(table_of("id", key=(1,))), {}, Location.of(log.parent))
+    create_mirror(Location.of(log.parent), mirror_columns(table_of("id", key=(1,))), {}, Location.of(log.parent))
     assert DeltaTable(log.parent).version() == 0
 
 
@@ -146,7 +146,7 @@ def test_a_mirror_is_created_again_if_a_power_cut_destroyed_its_delta_log(tmp_pa
     left = tmp_path / "t" / f"part-{uuid4().hex}.parquet"
     left.parent.mkdir()
     pq.write_table(pa.table({"id": [1]}), left)
-    create_mirror(Location.of(left.parent), MirrorSchema.of(table_of("id", key=(1,))), {}, Location.of(left.parent))
+    create_mirror(Location.of(left.parent), mirror_columns(table_of("id", key=(1,))), {}, Location.of(left.parent))
     assert DeltaTable(left.parent).version() == 0
     assert not left.exists()
     theirs = tmp_path / "u" / "rows.parquet"
@@ -154,5 +154,5 @@ def test_a_mirror_is_created_again_if_a_power_cut_destroyed_its_delta_log(tmp_pa
     pq.write_table(pa.table({"id": [1]}), theirs)
     place = Location.of(theirs.parent)
     with pytest.raises(LakeError, match=r"is needed for a mirror, but has a file of another program: rows\.parquet"):
-        create_mirror(place, MirrorSchema.of(table_of("id", key=(1,))), {}, place)
+        create_mirror(place, mirror_columns(table_of("id", key=(1,))), {}, place)
     assert theirs.exists(), "a file of another program is not deleted"

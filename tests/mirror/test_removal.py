@@ -21,7 +21,6 @@ from pgcdc_assets.delta.log import DeltaLog, hinted
 from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.mirror.delta.removal import Unneeded, unneeded_parts
 from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import path_of
@@ -39,7 +38,7 @@ def mirror_of(lake: Path) -> Mirror:
 def made(lake: Path) -> Rows:
     shutil.rmtree(lake / "public", ignore_errors=True)
     mirror = mirror_of(lake)
-    make(mirror, MirrorSchema(SCHEMA), {IDENTITY: OWNER.app_id(), "delta.logRetentionDuration": "interval 30 days"})
+    make(mirror, SCHEMA, {IDENTITY: OWNER.app_id(), "delta.logRetentionDuration": "interval 30 days"})
     return Rows(path_of(mirror.path))
 
 
@@ -192,7 +191,7 @@ def test_spark_and_delta_rs_read_and_write_a_log_that_lacks_versions(spark: Spar
     """Time travel, history, VACUUM, OPTIMIZE and other writers' commits work on a log that lacks versions."""
     mirror = mirror_of(tmp_path)
     properties = {IDENTITY: OWNER.app_id(), "delta.checkpointInterval": "10"}
-    create_mirror(mirror.path, MirrorSchema(SCHEMA), properties, mirror.path)
+    create_mirror(mirror.path, SCHEMA, properties, mirror.path)
     rows, name = Rows(path_of(mirror.path)), f"delta.`{mirror.path}`"
 
     def read(version: int | None = None) -> list[int]:

@@ -41,7 +41,6 @@ from pgcdc_assets.log.rows import rows_in_progress
 from pgcdc_assets.log.spill import PREPARED, SPILL, PreparedFolder, SpillFolder
 from pgcdc_assets.log.transactions import OpenBlock, PreparedKey, PreparedTransaction
 from pgcdc_assets.mirror.delta.mirror import Mirrors
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates, _row
 from pgcdc_assets.project import load_catalog, save_catalog
@@ -122,7 +121,7 @@ def make_table(root: Path) -> Path:
     """Makes a mirror with deletion vectors. Commits of its oldest versions are gone, so that only a checkpoint
     describes them."""
     mirror = Mirrors(Layout.of(root), OWNER).open(A)
-    make(mirror, MirrorSchema(SCHEMA), {})
+    make(mirror, SCHEMA, {})
     table = Rows(path_of(mirror.path))
     for number in range(4):
         table.change([number, 10 + number], {9 + number})

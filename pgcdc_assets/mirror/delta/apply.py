@@ -162,8 +162,7 @@ def repair_table(
         return nothing
     touched = LsnRange(start, span.end)
     counts = again_after_lost_races(lambda: _repaired(spark, pending, mirror.again(), touched))
-    numbers = (counts.inserted, counts.updated, counts.deleted)
-    return Applied(table, mirror.again().version, replay_lsn, *numbers, time.monotonic() - started)
+    return Applied(table, mirror.again().version, replay_lsn, *counts, time.monotonic() - started)
 
 
 def _repaired(spark: SparkSession, pending: PendingChanges, mirror: Mirror, touched: LsnRange) -> Counts:

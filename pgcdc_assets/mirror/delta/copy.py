@@ -39,7 +39,7 @@ from pgcdc_assets.mirror.delta.copytask import (
     rows_written,
 )
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_OID, SOURCE_TABLE, Mirror, Mirrors, create_mirror
-from pgcdc_assets.mirror.delta.mirrorschema import Commented, MirrorSchema
+from pgcdc_assets.mirror.delta.mirrorschema import Commented, mirror_columns, new_columns
 from pgcdc_assets.mirror.target import CopyCount, CopyReport, Failures
 from pgcdc_assets.source.connect.connection import APPLICATION, connect
 from pgcdc_assets.source.connect.route import SourceRoute
@@ -185,13 +185,13 @@ class _Copier:
 
     def _target(self, table: Table) -> CopyTarget:
         """The mirror's folder and its columns after the copy. Creates the mirror if there is none."""
-        schema = MirrorSchema.of(table)
+        schema = mirror_columns(table)
         mirror = self._opened(table.name)
         point = int(self._snapshot.consistent_point)
         if mirror.exists and not mirror.holds(schema):
             highest = int(mirror.existing.configuration.get(HIGHEST, 0))
-            columns = schema.columns(mapped=mirror.mapped, highest=highest)
-            return CopyTarget(table, mirror.path, physical(schema.arrow, columns.schema), point, columns)
+            columns = new_columns(schema, mapped=mirror.mapped, highest=highest)
+            return CopyTarget(table, mirror.path, physical(schema, columns.schema), point, columns)
         if not mirror.exists:
             properties = {IDENTITY: mirror.identity.app_id(), SOURCE_TABLE: str(table.name), SOURCE_OID: str(table.oid),
                           **retention_properties(self._retention)}  # fmt: skip

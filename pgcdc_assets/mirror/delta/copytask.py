@@ -47,10 +47,6 @@ class CopyTarget:
     columns: Columns | None = None
     """The mirror's new columns, if the copy changes them; otherwise None."""
 
-    @property
-    def reader(self) -> BlockReader:
-        return BlockReader(self.table, tuple(one.name for one in own_fields(self.table)), self.commit_lsn)
-
 
 CopyPart = tuple[Table, tuple[Piece, ...]]
 """A table and some of its pieces. A partitioned table without partitions has no pieces."""
@@ -120,7 +116,8 @@ def copy_failure(name: TableName, error: Exception) -> PgcdcError | None:
 def _file(conninfo: str, snapshot: str, target: CopyTarget, cut: Sequence[Piece]) -> FileReport | None:
     """Read the pieces, and write their rows to one file. If the connection is interrupted, the file is deleted, and the
     caller reads all pieces again."""
-    reader = target.reader
+    own = tuple(one.name for one in own_fields(target.table))
+    reader = BlockReader(target.table, own, target.commit_lsn)
     with DataFile(target.folder, target.schema) as file:
         try:
             for piece in cut:

@@ -25,7 +25,7 @@ from pgcdc_assets.mirror.delta.compaction import COMPACTION, Compaction, optimiz
 from pgcdc_assets.mirror.delta.copy import copy_tables
 from pgcdc_assets.mirror.delta.durability import DurableVersions
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, SOURCE_TABLE, Mirror, Mirrors, create_mirror, structured
-from pgcdc_assets.mirror.delta.mirrorschema import Commented, MirrorSchema, refusal
+from pgcdc_assets.mirror.delta.mirrorschema import Commented, refusal
 from pgcdc_assets.mirror.delta.removal import keep_promised, keep_readable, unchanged_since, unneeded_parts
 from pgcdc_assets.mirror.delta.reshape import reshape_mirror
 from pgcdc_assets.mirror.target import Applied, CopyCount, CopyReport, Failures, Freed, Generation
@@ -147,7 +147,7 @@ class DeltaTarget:
             raise LakeError("does not exist, so it cannot be renamed", thing=f"mirror {former.name}")
         owned = {IDENTITY: place.identity.app_id(), SOURCE_TABLE: str(place.name)}
         if not place.exists:
-            create_mirror(place.path, MirrorSchema(held.columns), owned, self._mirrors.layout.root)
+            create_mirror(place.path, held.columns, owned, self._mirrors.layout.root)
             passed(FaultPoint.MIRROR_MADE)
         names = {name for file in held.files for name in (file.path, file.vector) if name is not None}
         storage.together(place.path, [partial(_link, held.folder / name, place.path / name) for name in sorted(names)])

@@ -23,7 +23,7 @@ from pgcdc_assets.delta.log import Added, DeltaLog, DeltaVersion, OpenLogs, open
 from pgcdc_assets.delta.mapping import is_mapped, physical
 from pgcdc_assets.errors import IdentityMismatch, LakeError
 from pgcdc_assets.feed.schema import feed_name
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema
+from pgcdc_assets.mirror.delta.mirrorschema import mirror_columns, new_columns
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store import storage
@@ -56,11 +56,11 @@ def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
     return {SOURCE_OID: str(table.oid), STRUCTURE: json.dumps(told)}
 
 
-def create_mirror(path: Location, schema: MirrorSchema, properties: Mapping[str, str], root: Location) -> None:
+def create_mirror(path: Location, schema: pa.Schema, properties: Mapping[str, str], root: Location) -> None:
     """Create a mirror without rows. It is durable when this returns, with its folders up to the lake's ``root``."""
     if open_delta(path) is None:
         clear_unfinished(path)
-    create_table(path, schema.columns(), {**PROPERTIES, **properties}, {}, root)
+    create_table(path, new_columns(schema), {**PROPERTIES, **properties}, {}, root)
 
 
 def clear_unfinished(path: Location) -> None:
@@ -237,31 +237,31 @@ class Mirror:
             return True
         return listed.followed is None or listed.oid != self.oid
 
-    def holds(self, schema: MirrorSchema) -> bool:
+    def holds(self, schema: pa.Schema) -> bool:
         """Whether the mirror has exactly these columns."""
         if self.delta is None:
             return False
         found = [(field.name, str(field.type)) for field in self.delta.schema.fields]
-        return found == [(field.name, str(field.type)) for field in DeltaSchema.from_arrow(schema.arrow).fields]
+        return found == [(field.name, str(field.type)) for field in DeltaSchema.from_arrow(schema).fields]
 
-    def physical(self, schema: MirrorSchema) -> pa.Schema:
+    def physical(self, schema: pa.Schema) -> pa.Schema:
         """The columns of ``schema`` under the names that the mirror's data files use. These differ from the columns'
         names if the mirror uses column mapping. LakeError if the mirror lacks a column."""
         have = {field.name for field in self.existing.schema.fields}
-        missing = [field.name for field in schema.arrow if field.name not in have]
+        missing = [field.name for field in schema if field.name not in have]
         if missing:
             raise LakeError(
                 f"has no column {missing[0]!r} yet", thing=f"mirror {self.name}", do="run `pgcdc sync` first"
             )
-        return physical(schema.arrow, self.existing.schema)
+        return physical(schema, self.existing.schema)
 
     def target(self, table: Table, files: Sequence[Added] = ()) -> MergeTarget:
         """What an apply needs: the mirror's folder, its columns, and the ``files`` to read."""
-        schema = MirrorSchema.of(table)
+        schema = mirror_columns(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
         # The mirror may have more columns than the table here, because a run has added columns and died before it
         # recorded them, or because another writer has added columns. They are NULL in the new rows.
-        more = [field for field in self.existing.columns if field.name not in schema.arrow.names]
-        whole = MirrorSchema(pa.schema([*schema.arrow, *more]))
-        names = tuple(values.get(name, name) for name in whole.arrow.names)
+        more = [field for field in self.existing.columns if field.name not in schema.names]
+        whole = pa.schema([*schema, *more])
+        names = tuple(values.get(name, name) for name in whole.names)
         return MergeTarget(self.path, self.physical(whole), names, tuple(files))

@@ -72,30 +72,21 @@ def way_back(name: TableName, *, refused: bool) -> str:
     return f"run `pgcdc snapshot {name.shell}`"
 
 
-@dataclass(frozen=True)
-class MirrorSchema:
-    """The columns of a mirror: the table's columns with their exact names, then the columns that pgcdc adds. All
-    columns are nullable, even keys, because a value that does not fit its type is NULL. In a NOT NULL column, delta-rs
-    would accept such a NULL, and readers would see the value of a neighbouring row."""
+def mirror_columns(table: Table) -> pa.Schema:
+    """The columns of the table's mirror: the table's columns with their exact names, then the columns that pgcdc adds.
+    All columns are nullable, even keys, because a value that does not fit its type is NULL. In a NOT NULL column,
+    delta-rs would accept such a NULL, and readers would see the value of a neighbouring row. LakeError if
+    :func:`refusal` returns a reason."""
+    reason = refusal(table)
+    if reason is not None:
+        raise LakeError(f"cannot be mirrored: {reason}", thing=f"table {table.name}")
+    fields = [pa.field(column.name, arrow_type(column.type)) for column in table.columns]
+    return pa.schema(fields + own_fields(table))
 
-    arrow: pa.Schema
 
-    @classmethod
-    def of(cls, table: Table) -> MirrorSchema:
-        """The columns of the table's mirror. LakeError if :func:`refusal` returns a reason."""
-        reason = refusal(table)
-        if reason is not None:
-            raise LakeError(f"cannot be mirrored: {reason}", thing=f"table {table.name}")
-        fields = [pa.field(column.name, arrow_type(column.type)) for column in table.columns]
-        return cls(pa.schema(fields + own_fields(table)))
-
-    @property
-    def mapped(self) -> bool:
-        return needs_column_mapping(self.arrow.names)
-
-    def columns(self, *, mapped: bool = False, highest: int = 0) -> Columns:
-        """The columns for a Delta table's metadata. They are mapped if a name requires this, or if ``mapped``."""
-        return Columns.of(self.arrow, mapped=mapped or self.mapped, highest=highest)
+def new_columns(schema: pa.Schema, *, mapped: bool = False, highest: int = 0) -> Columns:
+    """The columns for a Delta table's metadata. They are mapped if a name requires this, or if ``mapped``."""
+    return Columns.of(schema, mapped=mapped or needs_column_mapping(schema.names), highest=highest)
 
 
 def own_fields(table: Table) -> list[pa.Field]:

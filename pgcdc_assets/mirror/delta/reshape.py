@@ -33,7 +33,7 @@ from pgcdc_assets.failures import again_after_lost_races
 from pgcdc_assets.feed.schema import RAW
 from pgcdc_assets.mirror.delta.applytask import Collapsing, collapse_units
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors, structured
-from pgcdc_assets.mirror.delta.mirrorschema import OWN_COLUMNS, MirrorSchema, needs_column_mapping, own_fields
+from pgcdc_assets.mirror.delta.mirrorschema import OWN_COLUMNS, mirror_columns, needs_column_mapping, own_fields
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup, gathered
 from pgcdc_assets.mirror.net.neteffect import map_keys, raw_maps, raw_texts
 from pgcdc_assets.protocol.text.typed import typed
@@ -142,7 +142,7 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tup
     found: list[Sourced] = []
     own = {field.name for field in own_fields(after)}
     columns = {column.name: column for column in after.columns}
-    for field in MirrorSchema.of(after).arrow:
+    for field in mirror_columns(after):
         if field.name in own:
             found.append(Sourced(field.name, field.type, field.name))
             continue

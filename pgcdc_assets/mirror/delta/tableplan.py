@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 from deltalake import Schema as DeltaSchema
@@ -25,14 +26,13 @@ from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
 from pgcdc_assets.mirror.delta.applytask import Collapsing, PendingChanges
 from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
-from pgcdc_assets.mirror.delta.mirrorschema import MirrorSchema, needs_column_mapping, refusal
+from pgcdc_assets.mirror.delta.mirrorschema import mirror_columns, needs_column_mapping, refusal
 from pgcdc_assets.mirror.delta.rowlookup import Effect
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.store import storage
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """How many rows of the mirror an apply changes."""
 
     inserted: int = 0
@@ -109,7 +109,7 @@ class TablePlan:
         version of the mirror."""
         delta = self.mirror.existing
         names = {field.name: field.name for field in delta.schema.fields}
-        missing = pa.schema([field for field in MirrorSchema.of(self.table).arrow if field.name not in names])
+        missing = pa.schema([field for field in mirror_columns(self.table) if field.name not in names])
         if not missing.names:
             return self
         held = {name.lower(): name for name in names}
@@ -170,8 +170,7 @@ class TablePlan:
         return version
 
     def _applied(self, version: int, counts: Counts, seconds: float) -> Applied:
-        numbers = (counts.inserted, counts.updated, counts.deleted)
-        return Applied(self.table, version, self.pending.span.end, *numbers, seconds)
+        return Applied(self.table, version, self.pending.span.end, *counts, seconds)
 
     def set_aside(self, reason: str, lsn: Lsn | None = None) -> Applied:
         start = self.pending.span.start
@@ -215,9 +214,9 @@ def _unmirrorable(table: Table, known: Table | None, delta: DeltaVersion) -> str
 def _altered(table: Table, known: Table | None, delta: DeltaVersion) -> str | None:
     """How another writer has changed columns of the mirror that pgcdc writes, as text; None if it has not."""
     have = {field.name: str(field.type) for field in delta.schema.fields}
-    lacking = [] if known is None else [name for name in MirrorSchema.of(known).arrow.names if name not in have]
+    lacking = [] if known is None else [name for name in mirror_columns(known).names if name not in have]
     if lacking:
         return f"no longer has column {lacking[0]!r}: it was dropped or renamed in the mirror"
-    ours = DeltaSchema.from_arrow(MirrorSchema.of(table).arrow).fields
+    ours = DeltaSchema.from_arrow(mirror_columns(table)).fields
     other = [field for field in ours if have.get(field.name, str(field.type)) != str(field.type)]
     return f"has column {other[0].name!r} with another type: it was changed in the mirror" if other else None
