@@ -91,15 +91,15 @@ def _effect(unit: Collapsing) -> Effect:
 
 
 def _merged(unit: Collapsing, write: Write) -> Effect:
-    left = after_truncates(_events(unit))
+    events = after_truncates(_events(unit))
     columns = feed_columns(unit.table)
     if unit.table.multiset:
-        net = net_rows(left.events, columns, by_leaf=not unit.table.via_root)
+        net = net_rows(events, columns, by_leaf=not unit.table.via_root)
         return merge_multiset(unit.target, net, columns, unit.leaves, write)
     if unit.repair:
-        rows = collapse_touched(left.events, columns, unit.masked, unit.touched)
+        rows = collapse_touched(events, columns, unit.masked, unit.touched)
     else:
-        rows = collapse(left.events, columns, unit.masked)
+        rows = collapse(events, columns, unit.masked)
     return merge_keyed(unit.target, rows, columns, unit.masked, unit.leaves, write)
 
 

@@ -59,36 +59,24 @@ COUNT = "_pgcdc_count"
 """Column of ``NetRows.removed``: how many rows that equal this row are deleted from the target."""
 
 
-@dataclass(frozen=True)
-class Remaining:
-    """The events that remain after the truncates, and all events that they make void, were removed."""
-
-    events: pa.Table
-    truncated: bool
-    """Whether the whole table was truncated. The remaining events are then the complete table."""
-    leaves: tuple[str, ...]
-    """Leaves that were truncated, by the value of ``_pgcdc_leaf``."""
-
-
-def after_truncates(events: pa.Table) -> Remaining:
+def after_truncates(events: pa.Table) -> pa.Table:
     """Remove every truncate and the events that it makes void: all earlier events of the table, or of the truncated
     leaf partition."""
     truncates = events.filter(pc.equal(events[OP], TRUNCATE))
     if not truncates.num_rows:
-        return Remaining(events, False, ())
+        return events
     events = events.filter(pc.not_equal(events[OP], TRUNCATE))
     whole = truncates if LEAF not in events.column_names else truncates.filter(pc.is_null(truncates[LEAF]))
     if whole.num_rows:
         events = events.filter(_later(events, *_newest(whole)))
     if LEAF not in events.column_names:
-        return Remaining(events, True, ())
+        return events
     named = truncates.filter(pc.is_valid(truncates[LEAF]))
-    leaves = tuple(pc.unique(named[LEAF]).to_pylist())
-    for leaf in leaves:
+    for leaf in pc.unique(named[LEAF]).to_pylist():
         later = _later(events, *_newest(named.filter(pc.equal(named[LEAF], leaf))))
         other = pc.fill_null(pc.not_equal(events[LEAF], leaf), True)
         events = events.filter(pc.or_(other, later))
-    return Remaining(events, whole.num_rows > 0, () if whole.num_rows else leaves)
+    return events
 
 
 def _newest(truncates: pa.Table) -> tuple[int, int]:
