@@ -19,7 +19,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -36,7 +36,6 @@ from pgcdc_assets.delta.log import is_whole
 from pgcdc_assets.delta.logfiles import VERSIONED, checkpoint_files, checkpoints_among, checksum_of, put_aside
 from pgcdc_assets.delta.vectors import vector_file
 from pgcdc_assets.store import storage
-from pgcdc_assets.store.base import Entry
 from pgcdc_assets.store.scratch import DraftFile
 
 _STALE_SECONDS: Final = 3600
@@ -97,13 +96,10 @@ def _clean_up(log: Location, retention: timedelta) -> None:
     old = {entry.name: entry for entry in entries if entry.written < before}
     newest = max(checkpoints_among(old, log), default=-1)
     passed = [name for name in old if (match := VERSIONED.match(name)) and int(match[1]) < newest]
-    storage.delete([log / name for name in (*passed, *_left_by_killed_writers(entries, now))])
-
-
-def _left_by_killed_writers(entries: Sequence[Entry], now: float) -> list[str]:
     begin, end = _STAGED
     stale = (entry.name for entry in entries if entry.written < now - _STALE_SECONDS)
-    return [name for name in stale if name.startswith(begin) and name.endswith(end)]
+    staged = [name for name in stale if name.startswith(begin) and name.endswith(end)]
+    storage.delete([log / name for name in (*passed, *staged)])
 
 
 SHORT_LIFE: Final = timedelta(days=1)
@@ -142,18 +138,16 @@ def _log_retention(configuration: Mapping[str, str]) -> timedelta:
     return _LOG_BY_DEFAULT if told is None else told
 
 
-def drop_short_lived(folder: Location, checkpoint: Location) -> int:
-    """Rewrite a checkpoint without the removed files that were in the table for at most SHORT_LIFE. Returns how many
-    entries were left out. The checkpoint must not be in the log's folder yet."""
+def drop_short_lived(folder: Location, checkpoint: Location) -> None:
+    """Rewrite a checkpoint without the removed files that were in the table for at most SHORT_LIFE. The checkpoint must
+    not be in the log's folder yet."""
     with opened_parquet(checkpoint) as file:
         table = file.read()
     removed = table["remove"].to_pylist()
     live = _names(table["add"].filter(pc.is_valid(table["add"])).to_pylist())
     kept = [one is None or _outlived_its_age(folder, one, live) for one in removed]
-    gone = len(kept) - sum(kept)
-    if gone:
+    if not all(kept):
         write_parquet(table.filter(pa.array(kept)), checkpoint)
-    return gone
 
 
 def _outlived_its_age(folder: Location, removed: dict[str, Any], live: frozenset[str]) -> bool:

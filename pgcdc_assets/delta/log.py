@@ -131,6 +131,14 @@ class Replay:
     with_files: bool = True
     """If False, ``files`` stays empty, because the list of files of a large table takes much memory."""
 
+    @classmethod
+    def of(cls, actions: Iterable[Action], *, with_files: bool = True) -> Self:
+        """The state after these actions of a checkpoint."""
+        replay = cls(with_files=with_files)
+        for action in actions:
+            replay.play(action)
+        return replay
+
     def play(self, action: Action) -> Added | None:
         """Apply an action. Returns the file that the action adds; None if it adds none, or without ``with_files``."""
         if not self.with_files and ("add" in action or "remove" in action):
@@ -195,7 +203,7 @@ class DeltaLog:
         return told
 
     def _seek(self, version: int) -> None:
-        self._start(*newest_checkpoint(self._log, version))
+        self._start(*_readable(self._log, checkpoint_files(self._log, version)))
         self._play_upto(version)
 
     def _lost(self) -> bool:
@@ -233,9 +241,7 @@ class DeltaLog:
             self._play_upto(last)
 
     def _start(self, number: int, actions: Iterable[Action]) -> None:
-        self._replay, self._number, self._version = Replay(with_files=self._with_files), number, None
-        for action in actions:
-            self._replay.play(action)
+        self._replay, self._number, self._version = Replay.of(actions, with_files=self._with_files), number, None
 
     def _read_on(self) -> bool:
         """Read and apply the next commits. Returns whether there was at least one."""
@@ -292,14 +298,10 @@ def open_delta(folder: Location) -> DeltaVersion | None:
     return DeltaLog(folder).newest()
 
 
-def newest_checkpoint(log: Location, upto: int | None) -> tuple[int, list[Action]]:
-    """Version and actions of the newest readable checkpoint at or below ``upto``; -1 and no actions if there is none.
-    Raises TornLog if checkpoints exist, none can be read, and the log's first commits were deleted."""
-    return _readable(log, checkpoint_files(log, upto))
-
-
 def _readable(log: Location, checkpoints: Mapping[int, list[Location]]) -> tuple[int, list[Action]]:
-    """Like :func:`newest_checkpoint`, for these checkpoints, which must be sorted from the newest to the oldest."""
+    """Version and actions of the newest readable checkpoint; -1 and no actions if there is none. ``checkpoints`` must
+    be sorted from the newest to the oldest. Raises TornLog if checkpoints exist, none can be read, and the log's first
+    commits were deleted."""
     failed: TornLog | None = None
     for number, parts in checkpoints.items():
         try:

@@ -112,14 +112,11 @@ def _base(log: Location, promised: int, numbers: frozenset[int]) -> tuple[int, R
     torn: list[Location] = []
     readable: list[tuple[int, Replay]] = []
     for number, parts in checkpoint_files(log).items():
-        replay = Replay()
         try:
-            for action in checkpoint_actions(parts):
-                replay.play(action)
+            readable.append((number, Replay.of(checkpoint_actions(parts))))
         except TornLog:
             torn += parts
             continue
-        readable.append((number, replay))
         if number <= promised:
             break
     if not readable:

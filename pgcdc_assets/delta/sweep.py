@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -122,14 +123,9 @@ class _Walk:
         for number, parts in self._listing.checkpoints.items():
             if not self._number < number <= version:
                 continue
-            replay = Replay()
-            try:
-                for action in checkpoint_actions(parts):
-                    replay.play(action)
-            except TornLog:
-                continue
-            self.replay, self._number = replay, number
-            return
+            with suppress(TornLog):
+                self.replay, self._number = Replay.of(checkpoint_actions(parts)), number
+                return
 
 
 def _names(files: Iterable[Added]) -> set[str]:
