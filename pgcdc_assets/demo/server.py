@@ -175,10 +175,6 @@ class EmbeddedServer:
             self._guard = None
         self._started = False
 
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
     def __enter__(self) -> Self:
         return self.start(survive=False)
 
