@@ -50,7 +50,7 @@ class MirrorScan:
         # Read at least one column, because Arrow tables without columns have no number of rows.
         names = list(dict.fromkeys([*columns, *compared])) or self.schema.names[:1]
         try:
-            for group in MergeTarget.of(self.table).groups({}):
+            for group in MergeTarget.of(self.table).groups():
                 if filter is not None and not self._may_match(group, filter, compared):
                     continue
                 rows = group.read(names)

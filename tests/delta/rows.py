@@ -38,7 +38,7 @@ class Rows:
     def change(self, added: Sequence[int], removed: set[int], *, transaction: int | None = None) -> int:
         table = self.delta
         gone: dict[str, BitMap64] = {}
-        for group in MergeTarget(Location.of(self.path), SCHEMA, ("id", "v"), table.files).groups({}):
+        for group in MergeTarget(Location.of(self.path), SCHEMA, ("id", "v"), table.files).groups():
             ids = group.read(["id"])["id"].to_pylist()
             at = [group.start + place for place, value in enumerate(ids) if group.alive[place] and value in removed]
             if at:

@@ -97,7 +97,7 @@ class PlainMirror:
             added = file.finish()
         live = live_files(mirror.path)
         gone: dict[str, BitMap64] = {}
-        for group in replace(target, files=live).groups({}):
+        for group in replace(target, files=live).groups():
             lsn = group.read(["_pgcdc_commit_lsn"])["_pgcdc_commit_lsn"].to_pylist()
             lost = [place for place, (at, alive) in enumerate(zip(lsn, group.alive, strict=True))
                     if alive and touched.holds_commit(at)]  # fmt: skip

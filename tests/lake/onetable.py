@@ -145,7 +145,7 @@ class OneTable:
     def _places(self, keys: set[str | None]) -> dict[str, BitMap64]:
         gone: dict[str, BitMap64] = {}
         target = self._mirror.target(self.table, self._mirror.existing.files)
-        for group in target.groups({}):
+        for group in target.groups():
             ids = group.read(["id"])["id"].to_pylist()
             at = [group.start + place for place, key in enumerate(ids) if group.alive[place] and str(key) in keys]
             if at:

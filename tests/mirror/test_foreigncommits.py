@@ -123,7 +123,7 @@ def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path
     read = Lake(tmp_path).at().arrow(NAME)
     assert sorted(read["at"].to_pylist()) == TIMES
     now = mirror.again()
-    groups = now.target(TABLE, live_files(mirror.path)).groups({})
+    groups = now.target(TABLE, live_files(mirror.path)).groups()
     assert [group.read(["at"])["at"].to_pylist() for group in groups] == [TIMES]
     again = as_spark_writes_it(mirror)
     assert change_since(mirror.path, OWNER.app_id(), version) is None

@@ -245,8 +245,8 @@ def test_row_groups_are_skipped_by_comparing_texts_by_code_points(held: Held) ->
 
 def looked_at(held: Held, *texts: str) -> list[int]:
     """The ids in the row groups that may contain one of these texts."""
-    groups = held.target.groups(wanted({"b": pa.array(texts)}))
-    return [number for group in groups for number in group.read(["id"])["id"].to_pylist()]
+    files = held.target.files_groups(wanted({"b": pa.array(texts)}))
+    return [number for groups in files for group in groups for number in group.read(["id"])["id"].to_pylist()]
 
 
 def test_no_row_groups_are_skipped_if_a_wanted_key_is_null_or_a_float() -> None:

@@ -97,7 +97,7 @@ def compact_file(target: MergeTarget) -> tuple[FileReport, ...]:
     """Write the live rows (rows that no deletion vector deletes) of the target's files to one file, if there are
     any."""
     with DataFile(target.folder, target.schema) as file:
-        for rows in gathered(group.read(target.names).filter(pa.array(group.alive)) for group in target.groups({})):
+        for rows in gathered(group.read(target.names).filter(pa.array(group.alive)) for group in target.groups()):
             file.write(rows.columns)
         report = file.finish()
     passed(FaultPoint.MIRROR_FILES_WRITTEN)

@@ -274,7 +274,7 @@ def _without_leaves(
 def project(work: Projection) -> FileReport | None:
     """Write the rows to one file; None if there are no rows. Needs memory for about one row group."""
     with DataFile(work.held.folder, work.files) as file:
-        for rows in gathered(_rows(work, group) for group in work.held.groups({})):
+        for rows in gathered(_rows(work, group) for group in work.held.groups()):
             file.write(rows.columns)
         report = file.finish()
     passed(FaultPoint.RESHAPED_FILE_WRITTEN)
@@ -288,7 +288,7 @@ def has_texts(held: MergeTarget, names: Collection[str]) -> bool:
 
 
 def _file_has_texts(held: MergeTarget, names: frozenset[str]) -> bool:
-    for group in held.groups({}):
+    for group in held.groups():
         raw = group.read([RAW])[RAW]
         if raw.null_count < group.rows and names & set(map_keys(raw.filter(pa.array(group.alive))).to_pylist()):
             return True

@@ -54,15 +54,15 @@ class MergeTarget:
         columns = table.columns
         return cls(table.folder, physical(columns, table.schema), tuple(columns.names), table.files)
 
-    def groups(self, wanted: WantedKeys) -> Iterator[RowGroup]:
-        """The row groups that may contain a wanted key. A row group is left out if the statistics of one column show
-        that it contains none of the values of this column in ``wanted``. If ``wanted`` is empty, all row groups are
-        returned."""
-        for groups in self.files_groups(wanted):
+    def groups(self) -> Iterator[RowGroup]:
+        """All row groups of the files."""
+        for groups in self.files_groups({}):
             yield from groups
 
     def files_groups(self, wanted: WantedKeys) -> Iterator[list[RowGroup]]:
-        """Like :meth:`groups`, with one list per file. A file stays open until the next list is requested."""
+        """The row groups that may contain a wanted key, with one list per file. A file stays open until the next list
+        is requested. A row group is left out if the statistics of one column show that it contains none of the values
+        of this column in ``wanted``. If ``wanted`` is empty, all row groups are returned."""
         for added in self.files:
             if all(_may_hold(values, self._bounds(added, name)) for name, values in wanted.items()):
                 with _opened(self.folder / added.path) as file:
@@ -235,6 +235,6 @@ def gathered(groups: Iterable[pa.Table]) -> Iterator[pa.Table]:
 def live_rows(table: DeltaVersion) -> Iterator[pa.Table]:
     """All live rows, by row groups, under the table's own column names. LakeError if a file is missing or damaged."""
     source = MergeTarget.of(table)
-    for group in source.groups({}):
+    for group in source.groups():
         rows = group.read(source.names)
         yield rows if group.alive.all() else rows.filter(pa.array(group.alive))
