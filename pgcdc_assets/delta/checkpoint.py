@@ -112,7 +112,6 @@ old when a point names it."""
 
 _LOG_BY_DEFAULT: Final = timedelta(days=30)
 """Delta's default, for a table whose property ``delta.logRetentionDuration`` is missing or cannot be parsed here."""
-_NONE: Final = timedelta(0)
 _INTERVAL: Final = re.compile(r"\s*(?:interval\s+)?(\d+)\s*(second|minute|hour|day|week)s?\s*", re.IGNORECASE)
 
 
@@ -124,7 +123,7 @@ def retention_properties(retention: timedelta) -> dict[str, str]:
 
 def missing_properties(configuration: Mapping[str, str], retention: timedelta) -> dict[str, str]:
     """The :func:`retention_properties` that a mirror lacks, or whose value in the mirror is too short."""
-    has = {name: _span(configuration.get(name)) or _NONE for name in (LOG, DELETED_FILES)}
+    has = {name: _span(configuration.get(name)) or timedelta(0) for name in (LOG, DELETED_FILES)}
     return {name: _interval(span) for name, span in _kept(retention).items() if has[name] < span}
 
 

@@ -88,11 +88,11 @@ class DurableVersions:
         self.changed.pop(name, None)
 
     def _see(self, name: TableName, commits: Mapping[int, Sequence[Action]]) -> None:
-        found = seen(self._layout.mirror(name), self._owner, commits)
-        if found.copied:
+        copied, change = seen(self._layout.mirror(name), self._owner, commits)
+        if copied:
             self.changed.pop(name, None)
-        if found.change is not None:
-            self.changed.setdefault(name, found.change)
+        if change is not None:
+            self.changed.setdefault(name, change)
 
     def _position(self, name: TableName) -> Lsn:
         position = own_position(self._settled[name].positions, self._owner, name)
@@ -112,28 +112,20 @@ _SPARK: Final = "Apache-Spark"
 them writes wrong values."""
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What some consecutive commits did to a mirror. ``copied``: whether one of them is a snapshot copy. ``change``:
-    the first change of rows by another writer after the last copy, as text."""
-
-    copied: bool = False
-    change: str | None = None
-
-
-def seen(folder: Location, owner: str, commits: Mapping[int, Sequence[Action]]) -> Seen:
-    """Check commits of a mirror for changes by another writer. ``owner`` is :meth:`Identity.app_id`."""
-    found = Seen()
+def seen(folder: Location, owner: str, commits: Mapping[int, Sequence[Action]]) -> tuple[bool, str | None]:
+    """What some consecutive commits did to a mirror: whether one of them is a snapshot copy, and the first change of
+    rows by another writer after the last copy, as text. ``owner`` is :meth:`Identity.app_id`."""
+    copied, change = False, None
     for number in sorted(commits):
         actions = commits[number]
         apps = [str(action["txn"]["appId"]) for action in actions if "txn" in action]
         if any(app.startswith(f"{owner}/snapshot/") for app in apps):
-            found = Seen(copied=True)
+            copied, change = True, None
             continue
         ours = is_own(actions) or any(app.startswith(f"{owner}/") for app in apps)
-        if found.change is None and not ours and _changes_rows(folder, actions):
-            found = Seen(found.copied, f"another writer changed rows of this mirror (version {number})")
-    return found
+        if change is None and not ours and _changes_rows(folder, actions):
+            change = f"another writer changed rows of this mirror (version {number})"
+    return copied, change
 
 
 def change_since(folder: Location, owner: str, version: int) -> str | None:
@@ -144,7 +136,7 @@ def change_since(folder: Location, owner: str, version: int) -> str | None:
     while (actions := commit_if_there(folder / DELTA_LOG, number)) is not None:
         commits[number] = actions
         number += 1
-    return seen(folder, owner, commits).change
+    return seen(folder, owner, commits)[1]
 
 
 def _changes_rows(folder: Location, actions: Sequence[Action]) -> bool:
