@@ -44,7 +44,8 @@ def _same(one: object, other: object) -> bool:
 
 
 def image_rows(change: pa.Table, side: str, columns: Sequence[str]) -> Rows:
-    """All old rows (``side`` is "before") or all new rows ("after") of a net change, as the oracle compares rows."""
+    """All old rows (``side`` is "before") or all new rows ("after") of a net change, as ``tests.oracle`` compares
+    rows."""
     images = change.filter(change[side].is_valid())[side].combine_chunks()
     misfits = [dict(entry or ()) for entry in images.field(RAW).to_pylist()]
     data = (written(name, images.field(name), misfits) for name in columns)

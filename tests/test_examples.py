@@ -87,7 +87,7 @@ def test_models_of_the_example_project_have_the_same_totals_as_its_databases(pro
         first = conn.execute(expected).fetchall()
         assert project.rows(expected.replace("FROM ", "FROM shop_warehouse.")) == _as_json(first)
         conn.execute("CALL place_order(7)")
-        conn.execute("CALL place_order(1000)")  # a customer that the other database does not have
+        conn.execute("CALL place_order(1000)")  # a customer that the database `crm` does not have
         project.sync()
         last = conn.execute(expected).fetchall()
     assert first != last

@@ -56,7 +56,7 @@ def test_projects_of_different_names_share_an_instance(
     instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each project has its own ranges and runs, even with equal tables and overlapping ranges. A teardown of one
-    project does not affect the other."""
+    project does not affect the other project."""
     monkeypatch.chdir(tmp_path)
     save_catalog(SECOND, CATALOG_FILE)
     ChangeLog(Settings().layout).create(SECOND.identity, Lsn(0x18), 1)

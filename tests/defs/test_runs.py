@@ -181,7 +181,7 @@ def with_pools() -> Iterator[dg.DagsterInstance]:
 
 
 def test_the_pool_slot_of_an_ended_run_is_released(with_pools: dg.DagsterInstance) -> None:
-    """This includes a run that ended, for example by a kill, while it waited for the slot."""
+    """The pool slot is also released if the run was killed while it waited for the slot."""
     instance, storage = with_pools, with_pools.event_log_storage
     runs.limit_pool(instance, NAMES)
     holder, waiter = run_of(instance), run_of(instance)

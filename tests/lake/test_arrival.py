@@ -95,7 +95,7 @@ def test_wait_ignores_changes_of_tables_that_the_point_does_not_list(log: Change
 
 
 def test_wait_waits_for_changes_of_a_relation_without_a_mirror(log: ChangeLog) -> None:
-    """It may be a new partition of a listed table."""
+    """The relation may be a new partition of a listed table."""
     TableStates(log.layout).set(replace(T, oid=3, name=OTHER), TableState.SET_ASIDE, START)
     batch(log, 200, relation_id=2)
     assert not arrived(log, 250)

@@ -154,7 +154,7 @@ def test_sql_reads_schemas_whose_names_duckdb_uses_itself(tmp_path: Path) -> Non
 
 
 def test_table_name_without_a_schema_in_sql_means_schema_public(tmp_path: Path) -> None:
-    """This also holds if a schema has a name that DuckDB uses itself, like ``main``."""
+    """It also means ``public`` if a schema has a name that DuckDB uses itself, like ``main``."""
     schemas = "main", "public"
     written_tables(Location.of(tmp_path), {TableName(schema, "t"): pa.table({"name": [schema]}) for schema in schemas})
     assert Lake(tmp_path).at().sql("FROM t")["name"].to_pylist() == ["public"]

@@ -136,7 +136,7 @@ def test_labels_of_metrics_name_source_and_slot_but_no_secret() -> None:
     assert all('slot="s",source="pgcdc"' in line for line in series)
 
 
-# If reading the source or the lake hangs or fails, its values are absent, and the others are shown --
+# If reading the source hangs or fails, metrics of the lake are still returned, and vice versa ---------
 
 
 @pytest.fixture

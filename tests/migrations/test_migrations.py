@@ -141,7 +141,7 @@ class _Stage:
             self.conn.execute(f'UPDATE t SET "{column}" = "{column}" WHERE "{key}" >= {number}'.encode())
 
     def _columns(self, schema: str) -> list[str]:
-        """The names of the key column and of the other columns that are not generated."""
+        """The name of the key column, and the names of all other columns except generated columns."""
         query = """SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped
                    AND attgenerated = '' AND attidentity <> 'a' ORDER BY attnum"""
         return [name for (name,) in self.conn.execute(query, [f"{schema}.t"])]

@@ -1,4 +1,4 @@
-"""Images: what a power cut may leave of a folder.
+"""Images: an image is one possible state of a folder after a power cut.
 
 An image has everything that was synced (fsync), and any part of the changes that were not synced.
 

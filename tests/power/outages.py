@@ -78,8 +78,8 @@ class Outages:
 
 @contextmanager
 def outages(spark: SparkSession, settings: Settings, conn: psycopg.Connection[Any], seed: int) -> Iterator[Outages]:
-    """Creates a project folder below the current folder, and a new one with the image after each cut. During the
-    block, checkpoints, merges and clean-ups are frequent."""
+    """Creates a project folder below the current folder, and after each cut a new project folder with the image. During
+    the block, checkpoints, merges and clean-ups are frequent."""
     folder = Path.cwd()
     first = folder / "0"
     first.mkdir()

@@ -200,7 +200,7 @@ class PowerRig:
                 root = path_of(self.settings.layout.root)
                 self._assert_rows(name, lsn, mirror_rows(root, name.replace(".", "/"), columns, version))
         for name in TABLES:
-            # Users read with `Lake.at`, which also checks that the versions are those of the point.
+            # Users read with `Lake.at`, which also checks that the mirrors have the versions that the point names.
             self._assert_rows(f"public.{name}", now[-1][0], _rows(Lake(self.settings.layout.root), f"public.{name}",
                                                                   now[-1][0]))  # fmt: skip
         return len(chosen)

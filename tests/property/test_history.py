@@ -65,7 +65,7 @@ MANY = settings(
     deadline=None, print_blob=True, database=None, suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.generate),
 )  # fmt: skip
-STORIES = st.lists(STEPS, min_size=60, max_size=200)
+STEP_LISTS = st.lists(STEPS, min_size=60, max_size=200)
 LEAVES = Spec("public", "leaves", "primary", (Column("id", KEYS[0]),), (Column("v", VALUES[0]),), partitioned=True)
 """A partitioned table for each history of the default set, because not every generated history has one."""
 CUTS, FEW_CUTS = (st.sets(st.integers(0, 63), max_size=most) for most in (12, 5))
@@ -104,20 +104,20 @@ def test_mirrors_equal_the_source_after_every_turn(server: EmbeddedServer) -> No
 
     @seed(20261121)
     @settings(MANY, max_examples=3)
-    @given(tables(), STORIES, FEW_CUTS, st.integers(0, 4))
-    def story(specs: tuple[Spec, ...], steps: list[Step], cuts: set[int], each: int) -> None:
+    @given(tables(), STEP_LISTS, FEW_CUTS, st.integers(0, 4))
+    def run_history(specs: tuple[Spec, ...], steps: list[Step], cuts: set[int], each: int) -> None:
         done.update(
             assert_derived_mirrors_equal_source(server, (*specs[:4], LEAVES), [*steps, *undisturbed()], cuts, each=each)
         )
 
-    story()
+    run_history()
     assert not [act for act in ACTS if not done[act]], "no history has executed these statements with success"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @settings(MANY, max_examples=20)
-@given(tables(), STORIES, CUTS)
+@given(tables(), STEP_LISTS, CUTS)
 def test_mirrors_equal_the_source_after_every_turn_of_random_histories(
     server: EmbeddedServer, specs: tuple[Spec, ...], steps: list[Step], cuts: set[int]
 ) -> None:
