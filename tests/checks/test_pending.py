@@ -55,7 +55,7 @@ def found(log: ChangeLog, catalog: Catalog, positions: Mapping[TableName, Lsn | 
     return pending(log, catalog, [TableFacts(name, TableState.STREAMING, lsn) for name, lsn in positions.items()])
 
 
-def test_a_mirror_that_lacks_no_transaction_is_not_listed(log: ChangeLog, catalog: Catalog) -> None:
+def test_a_mirror_that_has_all_transactions_of_the_log_is_not_listed(log: ChangeLog, catalog: Catalog) -> None:
     end = ends(log)
     assert found(log, catalog, {T1: end[4], T2: end[4]}) == {}
     assert found(log, catalog, {T1: end[4], T2: end[3]}) == {}, "the last batch has no rows of t2"
@@ -159,11 +159,11 @@ ORDERS = TableFacts(TableName("public", "orders"), TableState.STREAMING, AT)
 EVENTS = TableFacts(TableName("public", "events"), TableState.CATCHING_UP, Lsn(AT - 1000))
 
 
-def test_a_table_that_lacks_a_transaction_lags_since_its_commit() -> None:
+def test_a_table_lags_since_the_commit_of_the_first_transaction_that_its_mirror_lacks() -> None:
     assert _lag(LEVEL, EVENTS, Pending(Lsn(AT - 1000), AGO), None) == Lag(1000, 40.0)
 
 
-def test_a_table_that_lacks_no_transaction_does_not_lag() -> None:
+def test_a_table_whose_mirror_has_all_its_transactions_has_a_lag_of_0_seconds() -> None:
     """Its position may be below the source's position, because only other tables have changed since."""
     assert _lag(LEVEL, EVENTS, None, AGO) == Lag(1000, 0.0)
 

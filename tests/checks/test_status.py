@@ -101,7 +101,7 @@ def test_before_setup_status_advises_setup(project: Project) -> None:
     assert not path_of(project.settings.layout.root).exists()
 
 
-def test_status_works_after_setup_without_a_lake(project: Project) -> None:
+def test_status_succeeds_after_setup_even_if_there_is_no_lake_yet(project: Project) -> None:
     project.setup()
     found = project.status()
     assert (found.problems, found.uncopied) == ((), 2)
@@ -211,7 +211,7 @@ assert "pandas" not in sys.modules
     assert "for some reason" in done.stdout
 
 
-def test_an_emptied_publication_is_an_error(project: Project) -> None:
+def test_status_reports_a_publication_without_tables_as_an_error(project: Project) -> None:
     project.setup()
     name = sql.Identifier(project.settings.publication)
     with project.source.connect() as conn:

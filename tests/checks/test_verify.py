@@ -121,7 +121,7 @@ def test_the_text_of_a_value_that_does_not_fit_is_compared(kinds: Kinds) -> None
                     _one_difference(kinds.compared(rows), key=str(n + 1), column=name)
 
 
-def test_a_value_next_to_a_text_that_says_it_does_not_fit_is_a_difference(kinds: Kinds) -> None:
+def test_a_row_with_a_value_and_a_raw_text_for_the_same_column_is_a_difference(kinds: Kinds) -> None:
     rows = mirrors.mirror_rows()
     place = next(n for n, value in enumerate(mirrors.KINDS["ts"].values) if value.raw == "infinity")
     rows[place]["ts"] = rows[1]["ts"]

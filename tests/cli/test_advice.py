@@ -44,7 +44,7 @@ def _new_lake(shell: Shell, _: str) -> None:
     shell.pgcdc("setup")
 
 
-def _drop_as_told(shell: Shell, said: str) -> None:
+def _drop_as_advised(shell: Shell, said: str) -> None:
     statement = re.search(r"SELECT pg_drop_replication_slot\('\w+'\)", said)
     assert statement is not None
     run_sql(shell, statement[0])
@@ -73,7 +73,7 @@ def _held(shell: Shell) -> None:
     OTHERS.append(other)
 
 
-def _terminate_as_told(shell: Shell, said: str) -> None:
+def _terminate_as_advised(shell: Shell, said: str) -> None:
     statement = re.search(r"SELECT pg_terminate_backend\((\d+)\)", said)
     assert statement is not None
     # Waits up to 10 s until the session has ended, so that the slot is free.
@@ -111,7 +111,7 @@ CASES = (
     Case("if no table was changed since then, create the publication yourself; otherwise run SELECT "
          "pg_drop_replication_slot('{}') and `pgcdc setup`; the next sync then copies all tables again",
          lambda s: run_sql(s, f"SELECT pg_create_logical_replication_slot('{slot_of(s)}', 'pgoutput')"), "setup", 1,
-         "create the publication yourself", _drop_as_told),
+         "create the publication yourself", _drop_as_advised),
     Case("choose another name in the setting `slot`", _publication_by_hand, "setup", 1,
          "choose another name in the setting `slot`", _other_slot),
     Case("set `two_phase` to {}, or choose another name in the setting `slot`",
@@ -129,7 +129,7 @@ CASES = (
     Case("add the tables back, or run `pgcdc setup`", _set_up_then(_emptied), "sync", 1,
          "add the tables back, or run `pgcdc setup`", lambda s, _: s.pgcdc("setup")),
     Case("stop that process, or SELECT pg_terminate_backend({}) on the source", _set_up_then(_held), "status", 1,
-         "pg_terminate_backend(", _terminate_as_told),
+         "pg_terminate_backend(", _terminate_as_advised),
 )  # fmt: skip
 
 

@@ -126,7 +126,7 @@ def test_an_insert_that_lacks_a_value_is_refused() -> None:
     assert found[0] == (1, ["an", "inserted", "row"])
 
 
-def test_update_without_old_row_needs_a_key() -> None:
+def test_an_update_without_the_old_row_is_refused_for_a_table_without_a_key() -> None:
     way = route(replace(TABLE, key=(), identity_key=(), replica_identity="f"), full=True)
     found = decoded("U", [row_message("U", ("N", ["1", "x", U]))], way)
     assert found == [(0, ["an", "update", "or"])]

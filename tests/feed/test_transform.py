@@ -179,7 +179,7 @@ class ForgetfulRouter(Router):
 
 
 @pytest.mark.spark
-def test_a_logged_row_that_the_feed_lacks_sets_its_table_aside(pipe: Pipeline) -> None:
+def test_a_table_is_set_aside_if_its_feed_lacks_a_row_of_the_log(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     pipe.follow("t, u")
     pipe.run("INSERT INTO t VALUES (1)", "INSERT INTO u VALUES (1)")

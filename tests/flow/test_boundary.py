@@ -134,11 +134,11 @@ def test_verify_names_the_transaction_it_waits_for_even_if_its_age_is_hidden(
         try:
             other.execute("SELECT pg_current_xact_id()")
 
-            def told(holders: list[Blocker]) -> None:
+            def report(holders: list[Blocker]) -> None:
                 waited.extend(holders)
                 other.rollback()
 
-            with Boundary(settings, f"{database.conninfo} user={role}", _never, told).snapshot():
+            with Boundary(settings, f"{database.conninfo} user={role}", _never, report).snapshot():
                 pass
         finally:
             admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())

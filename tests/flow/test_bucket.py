@@ -95,25 +95,25 @@ def test_number_of_requests_to_the_object_store_is_bounded_for_a_turn_and_for_id
                 rig.conn.execute("UPDATE t SET v = v || '.' WHERE id <= 10")
             wait_for(lambda: any("PUT" in one and "consistent_points/_delta_log" in one for one in counted.asked),
                      what=f"turn {number}")  # fmt: skip
-        turn = _dear(counted)
+        turn = _costing_as_much_as_a_put(counted)
         assert len(turn) == 2 + 6, turn
         assert not any(one.startswith("LIST") for one in turn), turn
         counted.asked.clear()
         wait_for(
             lambda: sum("PUT" in one and "/lock/" in one for one in counted.asked) == 5, what="renewals of the lock"
         )
-        assert not _dear(counted), "an idle sync sends only requests for its lock"
+        assert not _costing_as_much_as_a_put(counted), "an idle sync sends only requests for its lock"
         reader = LakeReader(rig.settings)
         reader()
         counted.asked.clear()
         reader()
-        scrape = _dear(counted)
+        scrape = _costing_as_much_as_a_put(counted)
         assert all(one.startswith("LIST") for one in scrape), "metrics write nothing"
         assert len(scrape) <= 20, scrape
     assert newest(rig).replay_lsn > before
 
 
-def _dear(counted: Faults) -> list[str]:
+def _costing_as_much_as_a_put(counted: Faults) -> list[str]:
     """The recorded requests that cost as much as a PUT. Deletions are left out. Requests that depend on time and not on
     turns are left out, too: for the lock, the counts, and the LSN up to which the log is complete."""
     return [one for one in counted.asked if one.startswith(("PUT", "LIST", "POST")) and "/lock/" not in one

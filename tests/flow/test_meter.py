@@ -244,7 +244,7 @@ def test_without_a_telemetry_endpoint_no_trace_spans_are_made(monkeypatch: pytes
 def test_if_opentelemetry_is_not_installed_the_run_names_the_package_to_install(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Told(Silent):
+    class Lines(Silent):
         said = ""
 
         def progress(self, stage: str, message: str, **numbers: float | str) -> None:
@@ -258,7 +258,7 @@ def test_if_opentelemetry_is_not_installed_the_run_names_the_package_to_install(
         return found(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    told = Told()
+    told = Lines()
     assert turn_spans(told) is None
     assert "pip install 'pgcdc_assets[otel]'" in told.said
 

@@ -107,7 +107,7 @@ def test_every_command_leaves_out_and_names_partitions_that_are_not_decoded(rig:
 
 
 @pytest.mark.long
-def test_unpublished_truncate_causes_a_copy(rig: Rig) -> None:
+def test_truncate_that_is_not_published_causes_a_copy(rig: Rig) -> None:
     publication = rig.settings.publication
     rig.conn.execute(
         f"CREATE PUBLICATION {publication} FOR TABLE t, u WITH (publish = 'insert, update, delete')".encode()
@@ -124,7 +124,7 @@ def test_unpublished_truncate_causes_a_copy(rig: Rig) -> None:
     ]
 
 
-def test_pgcdc_setup_helps_a_table_that_lost_all_partitions_as_status_advises(rig: Rig) -> None:
+def test_setup_lets_a_table_that_lost_all_partitions_continue_as_status_advises(rig: Rig) -> None:
     assert rig.settings.source is not None
     rig.commit(
         "CREATE TABLE p (id int, v text) PARTITION BY LIST (id)", "ALTER TABLE p REPLICA IDENTITY FULL",

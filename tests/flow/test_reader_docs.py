@@ -202,7 +202,7 @@ def test_undo_can_be_limited_to_one_transaction_or_one_row(changed: tuple[Rig, L
 
 
 @pytest.mark.long
-def test_a_deleted_row_of_a_table_with_unpublished_columns_is_not_restored(rig: Rig) -> None:
+def test_undo_does_not_restore_a_deleted_row_of_a_table_with_unpublished_columns(rig: Rig) -> None:
     rig.started()
     lake = Lake(rig.lake)
     first = lake.at()

@@ -84,13 +84,13 @@ def test_names_of_a_renamed_and_a_dropped_table_may_be_used_again_after_forget(r
         wait_for(lambda: _listed(rig, T) and _listed(rig, gone), what="a point that lists both")
         for number in range(3):
             goal = rig.commit(f"UPDATE t SET v = '{number}' WHERE id < 9", f"INSERT INTO gone VALUES ({3 + number})")
-            wait_for(partial(_stands, rig, goal), what="a point behind it")
+            wait_for(partial(_is_above, rig, goal), what="a point above these changes")
             assert Lake(rig.lake).at().arrow("public.gone").num_rows == 2 + number
             assert Lake(rig.lake).at().arrow("public.t").num_rows == 49
     rig.sync()
     rig.assert_equal("public.t", "public.gone", "public.u")
 
 
-def _stands(rig: Rig, goal: Lsn) -> bool:
+def _is_above(rig: Rig, goal: Lsn) -> bool:
     newest = ConsistentPoints(rig.settings.layout).newest()
     return newest is not None and newest.replay_lsn >= goal - 1

@@ -480,7 +480,7 @@ def test_writer_cannot_commit_after_a_new_leader_has_taken_the_lake(layout: Layo
     assert ChangeLog(layout).position() == 250
 
 
-def test_new_leader_shuts_out_the_earlier_writer_from_every_table_of_the_lake(layout: Layout) -> None:
+def test_new_leader_prevents_commits_of_the_earlier_writer_to_every_table_of_the_lake(layout: Layout) -> None:
     ChangeLog(layout).create(WHO, Lsn(100), 1)
     names = [TableName("public", "t"), TableName("public", "with a log_of.its own"), TableName("odd", "_delta_log")]
     places = [*map(layout.mirror, names), layout.changes(names[0])]

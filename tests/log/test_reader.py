@@ -234,7 +234,7 @@ def test_leftovers_of_a_dead_process_are_deleted_at_the_next_start(log: ChangeLo
     assert len(log.verify(LsnRange(START, Lsn(250)))) == 1
 
 
-def test_log_schema_is_the_one_that_readers_rely_on() -> None:
+def test_log_has_the_columns_that_readers_rely_on() -> None:
     assert LOG_SCHEMA.names == [
         "commit_lsn", "tx_ordinal", "xid", "commit_ts", "origin", "lsn", "kind", "relation_id", "schema_id", "payload",
         "subxid",

@@ -76,7 +76,9 @@ def _tuples(rows: Rows) -> list[tuple[Any, ...]]:
 @pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4))
-def test_rows_equal_the_rows_of_a_sequential_scan_for_any_cuts(transactions: list[Any], cuts: list[int]) -> None:
+def test_rows_equal_the_rows_of_a_sequential_scan_for_any_division_of_the_stream(
+    transactions: list[Any], cuts: list[int]
+) -> None:
     relations = Relations()
     stream = build(transactions, relations)
     parts = _rows_in_parts(stream, cuts, relations)
@@ -86,7 +88,9 @@ def test_rows_equal_the_rows_of_a_sequential_scan_for_any_cuts(transactions: lis
 @pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(TRANSACTIONS, st.lists(st.integers(0, 100), max_size=4))
-def test_joined_frames_equal_the_original_frames(transactions: list[Any], cuts: list[int]) -> None:
+def test_frame_runs_that_are_divided_and_joined_again_have_the_original_frames(
+    transactions: list[Any], cuts: list[int]
+) -> None:
     relations = Relations()
     stream = build(transactions, relations)
     edges = sorted({0, len(stream.frames), *(cut % (len(stream.frames) + 1) for cut in cuts)})
@@ -115,7 +119,7 @@ def test_clustering_by_relation_keeps_all_rows_and_their_order_in_each_relation(
 @pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(TRANSACTIONS)
-def test_segment_round_trip(transactions: list[Any]) -> None:
+def test_rows_of_a_segment_are_read_as_they_were_written(transactions: list[Any]) -> None:
     relations = Relations()
     stream = build(transactions, relations)
     rows = rows_of(run_of(stream.frames, 0), None, relations)

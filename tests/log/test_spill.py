@@ -275,7 +275,7 @@ def test_transaction_below_the_position_of_the_log_is_not_stored_again(tmp_path:
     (2999, False, START), (3000, False, 3000), (3004, False, 3000), (3007, False, 3000), (3008, True, 3008),
     (3009, True, 3008),
 ])  # fmt: skip
-def test_goal_around_a_commit_record_ends_the_run_at_a_boundary(
+def test_run_with_an_endpos_around_a_commit_record_ends_at_a_boundary(
     receiving: Receiving, goal: int, taken: bool, boundary: int
 ) -> None:
     """No boundary may lie inside the commit record, so the next run stores the transaction."""
@@ -383,7 +383,7 @@ def test_relation_that_was_sent_last_is_used_after_two_commits() -> None:
     assert in_force(relations, 13) == final[0]
 
 
-def test_repeated_relation_version_keeps_its_id() -> None:
+def test_structure_that_is_sent_again_after_a_rollback_gets_its_earlier_id() -> None:
     """After a rollback, the server sends the table's earlier structure again, which gets its earlier id again."""
     overlay, relations = Overlay(), Relations()
     for sequence, name in enumerate(["c", "rolled back", "c"]):

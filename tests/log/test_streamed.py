@@ -129,7 +129,7 @@ def _parts(payloads: Frames, cuts: Sequence[int], parallel: bool) -> list[Locate
     return found
 
 
-def _told(run: FrameRun) -> list[bytes]:
+def _payloads(run: FrameRun) -> list[bytes]:
     return [run.payload(index) for index in range(len(run))]
 
 
@@ -145,7 +145,7 @@ def test_frames_are_assigned_to_transactions_as_by_the_reference(
     expected = _reference(payloads, parallel)
     assert len(expected) == len(payloads)
     parts = _parts(payloads, cuts, parallel)
-    told = [one for part in parts for one in _told(part.run)]
+    told = [one for part in parts for one in _payloads(part.run)]
     assert told == [wire.message(one.message) for one in expected]
     top = [one for part in parts for one in part.top.tolist()]
     assert top == [ABSENT if one.top is None else one.top for one in expected]
@@ -180,7 +180,7 @@ def test_frames_that_the_reference_refuses_are_refused(data: st.DataObject, cuts
             opened = 0
     expected = _reference(payloads, parallel)
     if len(expected) == len(payloads):
-        assert len([one for part in _parts(payloads, cuts, parallel) for one in _told(part.run)]) == len(payloads)
+        assert len([one for part in _parts(payloads, cuts, parallel) for one in _payloads(part.run)]) == len(payloads)
         return
     with pytest.raises(ProtocolError) as caught:
         _parts(payloads, cuts, parallel)

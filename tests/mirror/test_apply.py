@@ -49,11 +49,11 @@ CASES = {
         (
             ("UPDATE toasted SET n = 1 WHERE id = 1",),  # v is not sent: it comes from the mirror's row
             (f"UPDATE toasted SET v = {BIG.format('X')} WHERE id = 2",),
-            ("UPDATE toasted SET n = 2 WHERE id = 2",),  # v is not sent: it comes from the UPDATE before
+            ("UPDATE toasted SET n = 2 WHERE id = 2",),  # v is not sent: it comes from the earlier UPDATE
             ("UPDATE toasted SET id = 30 WHERE id = 3",),  # v is not sent: the mirror has it under the old key
             (f"UPDATE toasted SET v = {BIG.format('Y')} WHERE id = 5",),
             ("DELETE FROM toasted WHERE id = 5",),
-            ("UPDATE toasted SET id = 5 WHERE id = 4",),  # must not get Y, the value of the deleted row 5
+            ("UPDATE toasted SET id = 5 WHERE id = 4",),  # row 5 must not get Y, the value of the deleted row
             (f"INSERT INTO toasted VALUES (60, 0, {BIG.format('Z')})",),
             ("UPDATE toasted SET n = 3 WHERE id = 60",),
         ),
@@ -103,14 +103,14 @@ CASES = {
          "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES IN (1)",
          "CREATE TABLE parts_2 PARTITION OF parts FOR VALUES IN (2)"),
         "INSERT INTO parts SELECT g, 1 + g % 2, 'v' || g FROM generate_series(1, 10) g",
-        (("UPDATE parts SET k = 1 WHERE id = 1",  # moves to the leaf that is truncated afterwards
+        (("UPDATE parts SET k = 1 WHERE id = 1",  # the row moves to the leaf that is then truncated
           "UPDATE parts SET v = 'x' WHERE id IN (3, 4)", "TRUNCATE parts_1",
           "INSERT INTO parts VALUES (2, 1, 'again'), (99, 1, 'new')"),),
     ),
 }  # fmt: skip
 
 
-def test_changes_of_every_kind_in_one_turn(pipe: Pipeline) -> None:
+def test_mirrors_equal_the_source_after_a_turn_with_changes_of_every_kind(pipe: Pipeline) -> None:
     for case in CASES.values():
         pipe.run(*case.made)
     pipe.follow(", ".join(CASES))

@@ -156,7 +156,7 @@ def test_readers_refuse_a_mirror_at_points_above_a_change_of_its_rows_by_another
     assert durable.changed == {}
 
 
-def test_a_step_is_repeated_only_if_another_writer_committed_first() -> None:
+def test_a_commit_is_tried_again_only_if_another_writer_committed_first() -> None:
     tries: list[Exception] = []
 
     def step(*errors: Exception) -> int:

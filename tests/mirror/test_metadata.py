@@ -216,7 +216,7 @@ def _now(mirror: Mirror) -> DeltaVersion:
     return delta
 
 
-def _told(mirror: Mirror) -> dict[str, str]:
+def _comments(mirror: Mirror) -> dict[str, str]:
     metadata = _now(mirror).metadata
     columns = {
         field["name"]: field["metadata"].get("comment") for field in json.loads(metadata["schemaString"])["fields"]
@@ -229,12 +229,12 @@ def test_comments_are_written_once_and_removed_when_the_source_removes_them(tmp_
     before = _now(mirror)
     version = commented(mirror, replace(T, comments=SAID))
     assert version == before.number + 1
-    assert _told(mirror) == {"": "all", "a": "said"}
+    assert _comments(mirror) == {"": "all", "a": "said"}
     now = _now(mirror)
     assert (now.positions, now.files, now.protocol) == (before.positions, before.files, before.protocol)
     assert commented(mirror, replace(T, comments=SAID)) == version, "the same comments cause no commit"
     commented(mirror, T)
-    assert _told(mirror) == {}
+    assert _comments(mirror) == {}
     assert stated(_now(mirror).metadata).fields == stated(before.metadata).fields, (
         "the metadata is as it was before the comments"
     )
@@ -247,17 +247,17 @@ def test_comments_of_another_writer_stay_where_the_source_has_none(tmp_path: Pat
     version = commit_columns(_now(mirror), Columns(theirs, {}), description="theirs")
     assert commented(mirror, T) == version
     commented(mirror, replace(T, comments=((2, "said"),)))
-    assert _told(mirror) == {**dict.fromkeys(_told(mirror), "theirs"), "a": "said"}
+    assert _comments(mirror) == {**dict.fromkeys(_comments(mirror), "theirs"), "a": "said"}
     commented(mirror, T)
-    assert "a" not in _told(mirror)
-    assert set(_told(mirror).values()) == {"theirs"}
+    assert "a" not in _comments(mirror)
+    assert set(_comments(mirror).values()) == {"theirs"}
 
 
 def test_comments_of_columns_that_the_mirror_lacks_are_not_written(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     more = table(ID, A, N, Column(4, "later", TEXT))
     commented(mirror, replace(more, comments=((2, "said"), (4, "of what comes"))))
-    assert _told(mirror) == {"a": "said"}
+    assert _comments(mirror) == {"a": "said"}
 
 
 def test_a_renamed_column_keeps_its_comment(tmp_path: Path) -> None:
@@ -267,12 +267,12 @@ def test_a_renamed_column_keeps_its_comment(tmp_path: Path) -> None:
     mirror = made(tmp_path, before, [["1"], ["a"], ["x"]])
     commented(mirror, before)
     after = relabelled(mirror, table(ID, replace(A, name="n"), replace(other, name="a")), before)
-    assert _told(mirror) == {"a": "of n", "n": "of a"}
+    assert _comments(mirror) == {"a": "of n", "n": "of a"}
     assert after.comments == before.comments, "the table lists its comments by attnum"
     assert commented(mirror, after) == _now(mirror).number
     assert json.loads(_now(mirror).configuration[STRUCTURE])["table"]["comments"] == []
     commented(mirror, replace(after, comments=((3, "of n"),)))
-    assert _told(mirror) == {"a": "of n"}
+    assert _comments(mirror) == {"a": "of n"}
 
 
 def test_writing_comments_keeps_column_ids_and_physical_names(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_an_absent_mirror_has_no_positions(tmp_path: Path) -> None:
     assert (mirror.version, mirror.snapshot_lsn, mirror.replay_lsn, mirror.generation_app_id) == (-1, None, None, None)
 
 
-def test_a_mirror_has_its_properties_and_positions(tmp_path: Path) -> None:
+def test_a_mirror_stores_the_lsns_of_its_copy_and_applied_changes(tmp_path: Path) -> None:
     table = table_of("id", key=(1,))
     mirror = made(tmp_path, table)
     assert mirror.delta is not None

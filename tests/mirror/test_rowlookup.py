@@ -36,7 +36,7 @@ LEAF, HASH, ROW = (
 
 
 @dataclass
-class Held:
+class Stored:
     """Files of a target, in a folder. Each row is a dict. Columns that a row lacks are NULL."""
 
     folder: Path
@@ -87,13 +87,13 @@ class Done(Effect):
         return cls(None, merged.gone, merged.inserted, merged.updated, merged.deleted, written=written)
 
 
-def merge(held: Held, *events: tuple[Any, ...], leaves: Sequence[str] = (), masked: Sequence[int] = (3,)) -> Done:
+def merge(stored: Stored, *events: tuple[Any, ...], leaves: Sequence[str] = (), masked: Sequence[int] = (3,)) -> Done:
     written: list[pa.Table] = []
     source = feed_rows(events)
-    if held.more:
+    if stored.more:
         source = source.append_column("_pgcdc_leaf", pa.array(["a"] * source.num_rows))
     source = collapse(source, COLUMNS, masked)
-    return Done.of(merge_keyed(held.target, source, COLUMNS, masked, leaves, written.append), written)
+    return Done.of(merge_keyed(stored.target, source, COLUMNS, masked, leaves, written.append), written)
 
 
 def essence(done: Done) -> list[tuple[Any, ...]]:
@@ -101,101 +101,103 @@ def essence(done: Done) -> list[tuple[Any, ...]]:
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Held:
-    return Held(tmp_path)
+def stored(tmp_path: Path) -> Stored:
+    return Stored(tmp_path)
 
 
-def test_a_merge_removes_changed_rows_and_writes_them_again(held: Held) -> None:
-    held.file(row(1), row(2), row(3))
-    held.file(row(4), row(5))
-    merged = merge(held, ("U", 2, "x", "y"), ("D", 5), ("I", 9, "p", "q"))
+def test_a_merge_removes_changed_rows_and_writes_them_again(stored: Stored) -> None:
+    stored.file(row(1), row(2), row(3))
+    stored.file(row(4), row(5))
+    merged = merge(stored, ("U", 2, "x", "y"), ("D", 5), ("I", 9, "p", "q"))
     assert essence(merged) == [(2, "x", "y"), (9, "p", "q")]
-    assert held.gone(merged) == [[1], [1]]
+    assert stored.gone(merged) == [[1], [1]]
     assert (merged.inserted, merged.updated, merged.deleted) == (1, 1, 1)
 
 
-def test_a_changed_row_missing_from_the_target_is_an_error(held: Held) -> None:
-    held.file(row(1), row(2), gone=[1])
+def test_a_changed_row_missing_from_the_target_is_an_error(stored: Stored) -> None:
+    stored.file(row(1), row(2), gone=[1])
     for event in (("U", 2, "x", "y"), ("D", 3), ("M", 2, 7, "x", "y")):
         with pytest.raises(MergeMismatch, match=LACKS):
-            merge(held, event)
+            merge(stored, event)
 
 
-def test_an_inserted_row_that_the_target_has_is_an_error(held: Held) -> None:
-    held.file(row(1), row(2), gone=[1])
+def test_an_inserted_row_that_the_target_has_is_an_error(stored: Stored) -> None:
+    stored.file(row(1), row(2), gone=[1])
     with pytest.raises(MergeMismatch, match=HOLDS):
-        merge(held, ("I", 1, "x", "y"))
-    assert essence(merge(held, ("I", 2, "x", "y"))) == [(2, "x", "y")], "the target's row 2 is already deleted"
+        merge(stored, ("I", 1, "x", "y"))
+    assert essence(merge(stored, ("I", 2, "x", "y"))) == [(2, "x", "y")], "the target's row 2 is already deleted"
 
 
-def test_a_row_that_the_target_has_twice_is_an_error(held: Held) -> None:
-    held.file(row(1))
-    held.file(row(1))
+def test_a_row_that_the_target_has_twice_is_an_error(stored: Stored) -> None:
+    stored.file(row(1))
+    stored.file(row(1))
     with pytest.raises(MergeMismatch, match=TWICE):
-        merge(held, ("U", 1, "x", "y"))
+        merge(stored, ("U", 1, "x", "y"))
 
 
-def test_a_value_that_was_not_sent_is_kept(held: Held) -> None:
-    held.file(row(1, c="old 1"), row(2, c="old 2"), row(3, c="old 3"))
-    merged = merge(held, ("U", 3, "x", None, True), ("U", 1, "y", "sent"))
+def test_a_value_that_was_not_sent_is_kept(stored: Stored) -> None:
+    stored.file(row(1, c="old 1"), row(2, c="old 2"), row(3, c="old 3"))
+    merged = merge(stored, ("U", 3, "x", None, True), ("U", 1, "y", "sent"))
     assert essence(merged) == [(1, "y", "sent"), (3, "x", "old 3")]
 
 
-def test_a_value_that_was_not_sent_is_looked_up_under_the_old_key(held: Held) -> None:
-    held.file(row(1, c="old 1"), row(2, c="old 2"))
-    merged = merge(held, ("M", 1, 9, "x", None, True), ("M", 2, 1, "y", None, True))
+def test_a_value_that_was_not_sent_is_looked_up_under_the_old_key(stored: Stored) -> None:
+    stored.file(row(1, c="old 1"), row(2, c="old 2"))
+    merged = merge(stored, ("M", 1, 9, "x", None, True), ("M", 2, 1, "y", None, True))
     assert essence(merged) == [(1, "y", "old 2"), (9, "x", "old 1")]
-    assert held.gone(merged) == [[0, 1]]
+    assert stored.gone(merged) == [[0, 1]]
     assert (merged.inserted, merged.updated, merged.deleted) == (1, 1, 1)
 
 
-def test_a_raw_text_is_kept_or_dropped_with_its_value(held: Held) -> None:
+def test_a_raw_text_is_kept_or_dropped_with_its_value(stored: Stored) -> None:
     """The text of a value that does not fit is stored in ``_pgcdc_raw``. The text is kept if the value is kept, and
     dropped if the value is replaced."""
-    held.file(row(1, _pgcdc_raw=[("c", "odd c"), ("b", "odd b")]), row(2, _pgcdc_raw=[("c", "odd 2")]))
-    merged = merge(held, ("U", 1, "x", None, True, {"id": "new"}), ("U", 2, "y", "sent"))
+    stored.file(row(1, _pgcdc_raw=[("c", "odd c"), ("b", "odd b")]), row(2, _pgcdc_raw=[("c", "odd 2")]))
+    merged = merge(stored, ("U", 1, "x", None, True, {"id": "new"}), ("U", 2, "y", "sent"))
     assert {found["id"]: found["_pgcdc_raw"] and dict(found["_pgcdc_raw"]) for found in merged.rows} == {
         1: {"c": "odd c", "id": "new"},
         2: None,
     }
 
 
-def test_rows_with_many_kept_values_are_written_in_several_parts(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_many_kept_values_are_written_in_several_parts(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rowlookup, "FETCHED_BYTES", 1)
-    held.file(*(row(key, c=f"old {key}") for key in range(6)))
+    stored.file(*(row(key, c=f"old {key}") for key in range(6)))
     merged = merge(
-        held, ("U", 4, "x", None, True), ("U", 0, "y", None, True), ("U", 2, "z", "sent"), ("I", 9, "n", "n")
+        stored, ("U", 4, "x", None, True), ("U", 0, "y", None, True), ("U", 2, "z", "sent"), ("I", 9, "n", "n")
     )
     assert [table.num_rows for table in merged.written] == [1, 1, 2]
     assert essence(merged) == [(0, "y", "old 0"), (2, "z", "sent"), (4, "x", "old 4"), (9, "n", "n")]
 
 
-def test_all_rows_of_a_truncated_leaf_are_removed(held: Held) -> None:
+def test_all_rows_of_a_truncated_leaf_are_removed(stored: Stored) -> None:
     """A key of a truncated leaf may be inserted again. Rows of other leaves are checked as usual."""
-    held = Held(held.folder, (LEAF,))
-    held.file(row(1, _pgcdc_leaf="a"), row(2, _pgcdc_leaf="b"), row(3, _pgcdc_leaf="a"))
-    merged = merge(held, ("I", 1, "x", "y"), leaves=["a"])
+    stored = Stored(stored.folder, (LEAF,))
+    stored.file(row(1, _pgcdc_leaf="a"), row(2, _pgcdc_leaf="b"), row(3, _pgcdc_leaf="a"))
+    merged = merge(stored, ("I", 1, "x", "y"), leaves=["a"])
     assert essence(merged) == [(1, "x", "y")]
-    assert held.gone(merged) == [[0, 2]]
+    assert stored.gone(merged) == [[0, 2]]
     assert (merged.inserted, merged.updated, merged.deleted) == (0, 1, 1)
     with pytest.raises(MergeMismatch, match=HOLDS):
-        merge(held, ("I", 2, "x", "y"), leaves=["a"])
-    assert held.gone(merge(held, leaves=["a"])) == [[0, 2]], "no row is inserted"
+        merge(stored, ("I", 2, "x", "y"), leaves=["a"])
+    assert stored.gone(merge(stored, leaves=["a"])) == [[0, 2]], "no row is inserted"
 
 
-def test_a_column_that_a_file_lacks_is_null(held: Held) -> None:
-    narrow = pa.schema([field for field in held.schema if field.name != "c"])
-    with DataFile(Location.of(held.folder), narrow) as file:
+def test_a_column_that_a_file_lacks_is_null(stored: Stored) -> None:
+    narrow = pa.schema([field for field in stored.schema if field.name != "c"])
+    with DataFile(Location.of(stored.folder), narrow) as file:
         file.write(pa.Table.from_pylist([{"id": 1, "b": "b"}], narrow).columns)
         report = file.finish()
     assert report is not None
-    held.files.append(Added(report.path, report.size, 1, None, 0, {"stats": report.stats}))
-    assert essence(merge(held, ("U", 1, "x", None, True))) == [(1, "x", None)]
+    stored.files.append(Added(report.path, report.size, 1, None, 0, {"stats": report.stats}))
+    assert essence(merge(stored, ("U", 1, "x", None, True))) == [(1, "x", None)]
 
 
-def test_only_row_groups_that_may_hold_a_key_are_read(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    held.file(*(row(key) for key in range(10)))
-    held.file(*(row(key) for key in range(10, 20)))
+def test_only_row_groups_that_may_hold_a_key_are_read(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored.file(*(row(key) for key in range(10)))
+    stored.file(*(row(key) for key in range(10, 20)))
     read: list[tuple[str, int]] = []
     original = RowGroup.read
 
@@ -204,14 +206,14 @@ def test_only_row_groups_that_may_hold_a_key_are_read(held: Held, monkeypatch: p
         return original(self, names)
 
     monkeypatch.setattr(RowGroup, "read", noted)
-    merge(held, ("U", 13, "x", "y"), ("I", 77, "p", "q"))
-    assert read == [(held.files[1].path, 2)]
+    merge(stored, ("U", 13, "x", "y"), ("I", 77, "p", "q"))
+    assert read == [(stored.files[1].path, 2)]
 
 
-def test_several_row_groups_of_a_file_are_searched_together(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_row_groups_of_a_file_are_searched_together(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each search hashes all wanted keys. So several row groups are searched together, up to a limit in bytes."""
-    held.file(*(row(key, c=f"old {key}") for key in range(10)), gone=[7])
-    held.file(row(20), row(21, c="old 21"))
+    stored.file(*(row(key, c=f"old {key}") for key in range(10)), gone=[7])
+    stored.file(row(20), row(21, c="old 21"))
     searched: list[int] = []
     original = KeyIndex.find
 
@@ -221,31 +223,31 @@ def test_several_row_groups_of_a_file_are_searched_together(held: Held, monkeypa
 
     monkeypatch.setattr(KeyIndex, "find", noted)
     events = [("U", 1, "x", None, True), ("D", 2), ("M", 9, 30, "y", None, True), ("M", 21, 31, "z", None, True)]
-    merged = merge(held, *events)
+    merged = merge(stored, *events)
     # The row groups with the ids 4 to 7 cannot have a wanted key. The other row groups of a file (6 rows and 2 rows)
     # are searched twice: for the keys, and for the earlier keys of rows whose key changed.
     assert searched == [6, 6, 2, 2]
     assert essence(merged) == [(1, "x", "old 1"), (30, "y", "old 9"), (31, "z", "old 21")]
-    assert held.gone(merged) == [[1, 2, 9], [1]]
+    assert stored.gone(merged) == [[1, 2, 9], [1]]
     searched.clear()
     monkeypatch.setattr(rowgroups, "MATCHED_BYTES", 1)
-    apart = merge(held, *events)
+    apart = merge(stored, *events)
     assert searched == [2] * 8
-    assert (essence(apart), held.gone(apart)) == (essence(merged), held.gone(merged))
+    assert (essence(apart), stored.gone(apart)) == (essence(merged), stored.gone(merged))
 
 
-def test_row_groups_are_skipped_by_comparing_texts_by_code_points(held: Held) -> None:
-    held.file(row(1, b="Z"), row(2, b="a\x00"), row(3, b="a"), row(4, b="é"), group=2)
-    held.file(row(5, b="x" * 100), row(6, b="\U0001f600"), row(7, b="\uffee"), group=1)
+def test_row_groups_are_skipped_by_comparing_texts_by_code_points(stored: Stored) -> None:
+    stored.file(row(1, b="Z"), row(2, b="a\x00"), row(3, b="a"), row(4, b="é"), group=2)
+    stored.file(row(5, b="x" * 100), row(6, b="\U0001f600"), row(7, b="\uffee"), group=1)
     for number, text in ((1, "Z"), (2, "a\x00"), (3, "a"), (4, "é"), (6, "\U0001f600"), (7, "\uffee")):
-        assert number in looked_at(held, text)
-    assert looked_at(held, "A", "M") == []
-    assert looked_at(held, "\U0001f600") == [6]
+        assert number in looked_at(stored, text)
+    assert looked_at(stored, "A", "M") == []
+    assert looked_at(stored, "\U0001f600") == [6]
 
 
-def looked_at(held: Held, *texts: str) -> list[int]:
+def looked_at(stored: Stored, *texts: str) -> list[int]:
     """The ids in the row groups that may contain one of these texts."""
-    files = held.target.files_groups(wanted({"b": pa.array(texts)}))
+    files = stored.target.files_groups(wanted({"b": pa.array(texts)}))
     return [number for groups in files for group in groups for number in group.read(["id"])["id"].to_pylist()]
 
 
@@ -265,7 +267,7 @@ def bag_row(b: str | None, number: int, hash_: int = 5, c: str | None = "c") -> 
     return {"id": 1, "b": b, "c": c, "_pgcdc_hash": hash_, "_pgcdc_row": f"r{number}"}
 
 
-def take(held: Held, *rows: tuple[str | None, int]) -> Done:
+def take(stored: Stored, *rows: tuple[str | None, int]) -> Done:
     """Deletes one copy of each of these rows, given as (b, hash)."""
     written: list[pa.Table] = []
     events = feed_rows([("D", 1) for _ in rows])
@@ -273,29 +275,29 @@ def take(held: Held, *rows: tuple[str | None, int]) -> Done:
         events = events.set_column(events.schema.get_field_index(name), name, pa.array(values, kind))
     events = events.append_column(HASH, pa.array([hash_ for _, hash_ in rows], pa.int64()))
     events = events.append_column(ROW, pa.array([None] * len(rows), pa.string()))
-    return Done.of(merge_multiset(held.target, net_rows(events, BAG), BAG, (), written.append), written)
+    return Done.of(merge_multiset(stored.target, net_rows(events, BAG), BAG, (), written.append), written)
 
 
 def test_as_many_equal_rows_are_removed_as_were_deleted_on_the_source(tmp_path: Path) -> None:
-    held = Held(tmp_path, (HASH, ROW))
-    held.file(bag_row("x", 3), bag_row("y", 1, 6), bag_row("x", 2), gone=[])
-    held.file(bag_row("x", 1), bag_row("x", 0), gone=[1])
-    merged = take(held, ("x", 5), ("x", 5))
-    assert held.gone(merged) == [[0, 2], []], "any two of the equal rows"
+    stored = Stored(tmp_path, (HASH, ROW))
+    stored.file(bag_row("x", 3), bag_row("y", 1, 6), bag_row("x", 2), gone=[])
+    stored.file(bag_row("x", 1), bag_row("x", 0), gone=[1])
+    merged = take(stored, ("x", 5), ("x", 5))
+    assert stored.gone(merged) == [[0, 2], []], "any two of the equal rows"
     assert merged.deleted == 2
     with pytest.raises(MergeMismatch, match=LACKS):
-        take(held, *[("x", 5)] * 4)
+        take(stored, *[("x", 5)] * 4)
 
 
 def test_equal_rows_are_removed_from_row_groups_that_are_searched_together(tmp_path: Path) -> None:
-    held = Held(tmp_path, (HASH, ROW))
-    held.file(bag_row("y", 0, 6), *(bag_row("x", number) for number in range(1, 6)), gone=[1])
-    assert held.gone(take(held, ("x", 5), ("y", 6), ("x", 5), ("x", 5))) == [[0, 2, 3, 4]]
+    stored = Stored(tmp_path, (HASH, ROW))
+    stored.file(bag_row("y", 0, 6), *(bag_row("x", number) for number in range(1, 6)), gone=[1])
+    assert stored.gone(take(stored, ("x", 5), ("y", 6), ("x", 5), ("x", 5))) == [[0, 2, 3, 4]]
 
 
 def test_different_rows_with_the_same_hash_are_distinguished(tmp_path: Path) -> None:
-    held = Held(tmp_path, (HASH, ROW))
-    held.file(bag_row("x", 0), bag_row(None, 1), bag_row("z", 2))
-    assert held.gone(take(held, (None, 5))) == [[1]]
+    stored = Stored(tmp_path, (HASH, ROW))
+    stored.file(bag_row("x", 0), bag_row(None, 1), bag_row("z", 2))
+    assert stored.gone(take(stored, (None, 5))) == [[1]]
     with pytest.raises(MergeMismatch, match=LACKS):
-        take(held, ("w", 5))
+        take(stored, ("w", 5))

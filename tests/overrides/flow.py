@@ -47,4 +47,4 @@ override("lost_row_is_explained_by_a_delete", "pgcdc_assets.checks.verify:TableR
 override("emptied_publication_is_not_reported", "pgcdc_assets.checks.tablehealth:RULES",
     lambda original: tuple(rule for rule in original if rule.__name__ != "_publications"),
     rule="status reports a publication that lost all its tables",
-    test="tests/checks/test_status.py::test_an_emptied_publication_is_an_error")  # fmt: skip
+    test="tests/checks/test_status.py::test_status_reports_a_publication_without_tables_as_an_error")  # fmt: skip

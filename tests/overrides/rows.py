@@ -55,7 +55,7 @@ override("old_tuple_is_ignored", "pgcdc_assets.feed.events:_filled",
 override("rows_are_not_counted", "pgcdc_assets.feed.transform:_check_taken",
     lambda _: lambda log, router, plans, done: None,
     rule="a table is set aside if its feed has fewer rows than the receiver counted",
-    test="tests/feed/test_transform.py::test_a_logged_row_that_the_feed_lacks_sets_its_table_aside")  # fmt: skip
+    test="tests/feed/test_transform.py::test_a_table_is_set_aside_if_its_feed_lacks_a_row_of_the_log")  # fmt: skip
 override("rows_are_assigned_by_table_name", "pgcdc_assets.feed.plan:Router._taker",
     lambda _: lambda self, shape: self.names.get(shape.root or shape.table),
     rule="the table of a row is found by the OID of the row's relation, not by name",

@@ -265,7 +265,7 @@ TABLE = Table(
 OTHER = replace(TABLE, oid=16385, name=TableName("public", "t"))
 
 
-def test_a_lake_without_states_returns_none(tmp_path: Path) -> None:
+def test_state_of_a_table_is_none_in_a_lake_without_states(tmp_path: Path) -> None:
     states = TableStates(Layout.of(tmp_path))
     assert states.all() == {}
     assert states.get(TABLE.name) is None

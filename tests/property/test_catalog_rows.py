@@ -169,7 +169,7 @@ def test_domain_based_on_itself_is_refused() -> None:
         read_all({**LISTS, pgtypes._TYPES: types})
 
 
-def test_unchanged_catalog_rows_give_two_tables() -> None:
+def test_undamaged_catalog_rows_are_read_as_two_tables() -> None:
     assert [str(table.name) for table in sound().tables] == ["public.root", "public.t"]
     read_all(LISTS)
 

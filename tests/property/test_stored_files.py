@@ -216,10 +216,10 @@ TEXTS = {"endpos", "prepared's commit", "hold", "lock"}
 def check(files: dict[str, Stored], data: st.DataObject, name: str) -> None:
     stored = files[name]
     damage = damaged if name in TEXTS else damaged_parquet if name == "checkpoint" else damaged_json
-    held(stored, data.draw(damage(stored.content)))
+    refusal_of(stored, data.draw(damage(stored.content)))
 
 
-def held(stored: Stored, content: bytes) -> PgcdcError | None:
+def refusal_of(stored: Stored, content: bytes) -> PgcdcError | None:
     """Reads the file with this content. Returns the error if it is refused."""
     stored.path.write_bytes(content)
     refused: PgcdcError | None = None
@@ -248,7 +248,7 @@ def test_a_delta_commit_with_a_wrong_value_is_refused(
     for line in lines:
         if action in line:
             line[action][field] = value
-    assert held(files[name], "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+    assert refusal_of(files[name], "".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
 
 def test_unknown_table_state_is_refused() -> None:

@@ -38,7 +38,7 @@ def rows(blocks: Sequence[bytes]) -> list[list[str]]:
     return list(csv.reader(io.StringIO(b"".join(blocks).decode(), newline="")))
 
 
-def test_pieces_cover_every_row_once_despite_holes_and_toast(database: Database) -> None:
+def test_pieces_contain_every_row_once_even_with_empty_pages_and_toast(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, x text, big text); CREATE PUBLICATION p FOR TABLE t")
         conn.execute("ALTER TABLE t ALTER big SET STORAGE EXTERNAL")

@@ -427,7 +427,7 @@ def may_emit(conn: psycopg.Connection, role: str, arguments: str) -> bool:
     return True
 
 
-def test_after_the_documented_statement_only_the_application_may_emit(
+def test_after_the_documented_statements_only_the_application_may_emit_messages(
     database: Database, roles: tuple[str, str], pg_version: int
 ) -> None:
     application, other = roles

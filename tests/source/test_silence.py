@@ -104,7 +104,7 @@ def test_a_connection_attempt_fails_if_the_server_sends_nothing(path: DeadPath, 
 
 
 @pytest.mark.long
-def test_a_query_that_waits_for_a_lock_continues_to_wait(database: Database) -> None:
+def test_a_query_may_wait_for_a_lock_longer_than_for_a_silent_server(database: Database) -> None:
     """During the wait, ``on_wait`` gets a text that names the session that holds the lock."""
     told: list[str] = []
     with database.connect() as holder, connect(database.conninfo) as conn:

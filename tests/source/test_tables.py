@@ -32,7 +32,7 @@ def key(table: Table) -> list[str]:
     return [column.name for column in table.key_columns]
 
 
-def test_types_are_resolved_to_their_base_and_element(database: Database) -> None:
+def test_types_are_read_with_their_base_type_and_element_type(database: Database) -> None:
     table = tables_of(
         database,
         "CREATE DOMAIN d1 AS numeric(10,2); CREATE DOMAIN d2 AS d1 NOT NULL; CREATE TYPE mood AS ENUM ('a');"

@@ -72,5 +72,5 @@ def _decided(conn: psycopg.Connection[Any], before: Table, now: Table, rules: Ru
     return type(verdict(record, now, changes(before, now), rules, without_rows=partial(without_rows, conn)))
 
 
-def test_the_page_has_examples() -> None:
+def test_the_guide_has_examples() -> None:
     assert len(EXAMPLES) > 20

@@ -52,7 +52,7 @@ def goes_on(now: Table, before: Table = T, since: int = 50) -> Table:
     ],
     ids=["added", "renamed", "dropped", "dropped and added", "longer", "text", "domain"],
 )
-def test_these_changes_of_columns_need_no_copy(now: Table) -> None:
+def test_adding_renaming_dropping_or_lengthening_a_column_needs_no_copy(now: Table) -> None:
     found = goes_on(now)
     assert replace(found, lineage=None) == now
     assert found.lineage is not None
@@ -91,7 +91,7 @@ def test_a_table_whose_key_was_created_again_is_copied(identity: ReplicaIdentity
         (table(Column(1, "id", BIGINT), A), 'the type of column "id" changed'),
     ],
 )
-def test_rewrites_new_keys_and_unsafe_columns_require_a_copy(now: Table, reason: str) -> None:
+def test_rewritten_rows_and_changed_keys_and_most_changed_types_require_a_copy(now: Table, reason: str) -> None:
     found = obstacle(T, now)
     assert found is not None
     assert reason in found
