@@ -8,14 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 
 from pgcdc_assets.checks import slothealth, tablehealth
 from pgcdc_assets.checks.documents import (
     InProgressDocument,
-    NoSlotDocument,
     OldestDocument,
     OutcomeDocument,
     PreparedDocument,
@@ -112,7 +111,7 @@ class Status:
             "ok": self.ok,
             "time": self.time.isoformat(timespec="seconds"),
             "version": version("pgcdc_assets"),
-            "slot": _slot_json(self.slot),
+            "slot": {} if self.slot is None else _slot_json(self.slot),
             "at_work": self.at_work,
             "transform_lsn": text(self.transform_lsn),
             "replay_lsn": text(self.replay_lsn),
@@ -133,7 +132,7 @@ class Status:
                 for table in self.tables
             ],
             "problems": [problem.to_json() for problem in self.problems],
-            "last": {kind: _outcome_json(outcome) for kind, outcome in self.last.items()},
+            "last": {kind: cast("OutcomeDocument", outcome.to_json()) for kind, outcome in self.last.items()},
         }
         if self.messages is not None:
             document["messages"] = {
@@ -254,13 +253,9 @@ def _uncopied(facts: Facts) -> int:
     return sum(table.name not in renamed for table in waiting)
 
 
-def _slot_json(slot: SlotStatus | None) -> SlotDocument | NoSlotDocument:
-    if slot is None:
-        return {}
-    values = {one.name: getattr(slot, one.name) for one in fields(slot) if one.name not in _LEFT_OUT}
-    found: Any = {name: _plain(value) for name, value in values.items()}
-    document: SlotDocument = found
-    return document
+def _slot_json(slot: SlotStatus) -> SlotDocument:
+    found = {one.name: _plain(getattr(slot, one.name)) for one in fields(slot) if one.name not in _LEFT_OUT}
+    return cast("SlotDocument", found)
 
 
 def _plain(value: object) -> object:
@@ -315,12 +310,6 @@ def _prepared_json(found: PreparedTransaction) -> PreparedDocument:
         "gid": found.key.gid, "xid": found.key.xid, "lsn": str(found.key.end_lsn),
         "prepared": prepared.isoformat(), "changes": found.counted,
     }  # fmt: skip
-
-
-def _outcome_json(outcome: Outcome) -> OutcomeDocument:
-    found: Any = outcome.to_json()
-    document: OutcomeDocument = found
-    return document
 
 
 def _seconds(lag: float | None) -> float | None:

@@ -158,7 +158,7 @@ def _missing(
                 "run `pgcdc setup`, then `pgcdc sync`, which copies the table again",
             )  # fmt: skip
             continue
-        carriers = [publication for publication in present if publication.tables & _carried(table)]
+        carriers = _carriers(table, present)
         if not carriers:
             continue  # A partitioned table without partitions has no leaf that could be published.
         yield from _operations(f"table {table.name}", carriers, updates=table.updates_seen)
@@ -200,25 +200,23 @@ def _left_out(facts: Facts) -> dict[TableName, str]:
     present = [publication for publication in facts.source.publications.values() if publication]
     found: dict[TableName, str] = {}
     for table in facts.catalog.tables:
-        carriers = [publication for publication in present if publication.tables & _carried(table)]
+        carriers = _carriers(table, present)
         lacking = [kind for kind in ("update", "delete") if not any(getattr(one, kind) for one in carriers)]
         if carriers and lacking:
             found[table.name] = " and ".join(lacking)
     return found
 
 
-def _leafless(facts: Facts) -> set[TableName]:
-    tables = facts.catalog.tables if facts.catalog is not None else ()
-    return {table.name for table in tables if table.partitioned and not table.leaves}
-
-
-def _carried(table: Table) -> set[TableName]:
-    """The names under which publications may list the table: its own name and its leaves' names."""
-    return {table.name, *(leaf.name for leaf in table.leaves), *(leaf.name for leaf in table.outside)}
+def _carriers(table: Table, present: Sequence[PublicationFacts]) -> list[PublicationFacts]:
+    """The publications that list the table, under its own name or a leaf's name."""
+    names = {table.name, *(leaf.name for leaf in table.leaves), *(leaf.name for leaf in table.outside)}
+    return [publication for publication in present if publication.tables & names]
 
 
 def _identities(facts: Facts) -> Iterator[Problem]:
-    left_out, leafless = _left_out(facts), _leafless(facts)
+    left_out = _left_out(facts)
+    tables = facts.catalog.tables if facts.catalog is not None else ()
+    leafless = {table.name for table in tables if table.partitioned and not table.leaves}
     if facts.source is not None:
         # If setup did not make the publication, the owner may have published tables without a replica identity on
         # purpose. For a table that is already known as inserts-only, this is therefore a warning.

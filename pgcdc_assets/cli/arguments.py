@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -67,6 +68,14 @@ TABLE: Final = _TableType("TABLE", TableName, TableName.parse)
 POINT: Final = Parsed[Lsn | datetime]("LSN|TIME", (Lsn, datetime), _point)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+with_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+
+
+def confirm(verb: str, what: str) -> None:
+    """Ask whether to do it, and abort the command if not. Without a terminal, refuses the command."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"no terminal to ask for confirmation: use --yes to {verb} {what}")
+    click.confirm(f"{verb.capitalize()} {what}?", abort=True, err=True)
 
 
 def use_log_format(value: str) -> None:

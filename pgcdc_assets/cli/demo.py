@@ -70,7 +70,7 @@ def demo(seconds: int, rate: float, lake: str | None, ui: bool) -> int:
         progress.note(f"PostgreSQL is running; slot and publication for {tables} tables were created")
     show = Show(settings, conninfo, progress, tables, seconds)
     proof = show.run(rate)
-    _print(show, proof, folder, settings.layout.root)
+    _print(progress.report, show.transactions, proof, folder, settings.layout.root)
     if ui:
         serve(settings)
     return proof.exit_code
@@ -105,10 +105,6 @@ class Show:
         self._started = time.monotonic()
         self._proof: VerifyReport | BaseException | None = None
         self.transactions = 0
-
-    @property
-    def report(self) -> SyncReport | None:
-        return self._progress.report
 
     def run(self, rate: float) -> VerifyReport:
         from pgcdc_assets.cli.jobs import run_sync
@@ -166,13 +162,12 @@ def _too_late(lsn: Lsn, max_seconds: float | None) -> None:
     raise LakeError("the sync ended before the mirrors reached the LSN of the comparison", lsn=lsn, do=do)
 
 
-def _print(show: Show, proof: VerifyReport, folder: Path, root: Location) -> None:
+def _print(report: SyncReport | None, committed: int, proof: VerifyReport, folder: Path, root: Location) -> None:
     print_report(proof)
-    report = show.report
     if report is not None:
         click.echo(
             f"{len(report.copied)} tables copied, {report.transactions} transactions and {report.rows} rows replicated "
-            f"in {report.seconds:.0f} s; the generator committed {show.transactions} transactions"
+            f"in {report.seconds:.0f} s; the generator committed {committed} transactions"
         )
     click.echo(in_a_sentence(proof))
     where = folder if root.scheme == LOCAL else f"{root} and {folder}"

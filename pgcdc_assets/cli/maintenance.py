@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from pgcdc_assets.cli.arguments import TABLE, as_json, examples
+from pgcdc_assets.cli.arguments import TABLE, as_json, confirm, examples, with_yes
 from pgcdc_assets.cli.console import ConsoleProgress, say
 from pgcdc_assets.cli.jobs import project_settings, run_maintenance
 from pgcdc_assets.core.names import TableName
@@ -77,7 +76,7 @@ def _print(report: MaintenanceReport) -> None:
 
 @click.command(epilog=examples("pgcdc forget public.old_orders"))
 @click.argument("tables", nargs=-1, required=True, type=TABLE, metavar="TABLE...")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@with_yes
 def forget(tables: tuple[TableName, ...], yes: bool) -> int:
     """Delete mirrors and feeds of tables that are no longer replicated. Also works while `pgcdc follow` runs."""
     from pgcdc_assets.flow.engine import Engine
@@ -96,11 +95,7 @@ def forget(tables: tuple[TableName, ...], yes: bool) -> int:
     settings = project_settings()
     names = ", ".join(str(table) for table in tables)
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                f"no terminal to ask for confirmation: use --yes to delete the mirrors and feeds of {names}"
-            )
-        click.confirm(f"Delete the mirrors and feeds of {names}?", abort=True, err=True)
+        confirm("delete", f"the mirrors and feeds of {names}")
     for one in Engine(settings, "", Waiting(), no_spark, f"forget {names}").forget(tables):
         say(f"{one.table}: {one.files} files deleted ({one.bytes:,} bytes)")
     return 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pgcdc_assets.cli.arguments import as_json, examples, is_component
+from pgcdc_assets.cli.arguments import as_json, confirm, examples, is_component, with_yes
 from pgcdc_assets.cli.console import amount, say, show, waits
 from pgcdc_assets.cli.jobs import release_instance
 from pgcdc_assets.core.catalog import Catalog
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from pgcdc_assets.checks.documents import SetupDocument
     from pgcdc_assets.source.setup.findings import Finding
     from pgcdc_assets.source.setup.setup import SetupReport
-    from pgcdc_assets.source.slot.blockers import Blocker
 
 
 @click.command(epilog=examples("pgcdc setup", "pgcdc setup --sql --role replicator > setup.sql"))
@@ -57,7 +54,7 @@ def setup(as_json: bool, as_sql: bool, role: str | None) -> int:
 
 
 @click.command(epilog=examples("pgcdc teardown", "pgcdc teardown --yes --lake"))
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@with_yes
 @click.option("--lake", "lake_too", is_flag=True, help="Remove the lake too. Files of other programs stay.")
 @click.option("--forget", is_flag=True, help="For a source that is gone or was replaced: do not connect to it.")
 @click.option("--shared", is_flag=True, help="Also remove a slot or publication that another project made or uses.")
@@ -77,9 +74,7 @@ def teardown(yes: bool, lake_too: bool, forget: bool, shared: bool) -> int:
         things.append(f"the lake {settings.layout.root}")
     what = " and ".join([", ".join(things[:-1]), things[-1]] if things[:-1] else things)
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("no terminal to ask for confirmation: use --yes to remove " + what)
-        click.confirm(f"Remove {what}?", abort=True, err=True)
+        confirm("remove", what)
     return _removed(settings, lake_too, forget=forget, shared=shared)
 
 
@@ -129,7 +124,7 @@ def make_ready(settings: Settings, conninfo: str) -> SetupReport:
     report = setup(
         settings,
         conninfo,
-        on_wait=_tell_waiting,
+        on_wait=lambda holders: say(waits(holders, "setup"), err=True),
         made=load_note(settings.state).made,
         making=partial(note_made, settings.state),
         first=not settings.catalog_file.exists() and not ChangeLog(settings.layout).exists,
@@ -211,17 +206,18 @@ def _refused(catalog: Catalog) -> list[Finding]:
     ]
 
 
-def _tell_waiting(holders: Sequence[Blocker]) -> None:
-    say(waits(holders, "setup"), err=True)
-
-
 def _removed(settings: Settings, lake_too: bool, *, forget: bool, shared: bool) -> int:
     """Remove everything, under the lake's lock, so that no other process writes. Returns the exit code."""
     from pgcdc_assets.projectsource import origin_file
 
     with ExitStack() as stack:
         _hold_lake(stack, settings, must=lake_too)
-        left = _forgotten(settings) if forget else _removed_from_source(settings, shared=shared)
+        left: dict[str, bool] = {}
+        if forget:
+            what = f"if slot {settings.slot} still exists on a source, drop it, because it keeps WAL there"
+            say(f"pgcdc: {what}", err=True)
+        else:
+            left = _removed_from_source(settings, shared=shared)
         retired = True
         # If the slot stays, a later sync can continue the change log.
         if not lake_too and f"slot {settings.slot}" not in left:
@@ -267,12 +263,6 @@ def _remove_lake(settings: Settings) -> None:
         say(f"pgcdc: folder {root} stays, because it contains files of other programs: {left[0]}{more}", err=True)
     else:
         say(f"removed lake {root}" if there else f"there is no lake {root}")
-
-
-def _forgotten(settings: Settings) -> dict[str, bool]:
-    """Warn that the slot may still exist on a source. Returns an empty dict, because what stays there is not known."""
-    say(f"pgcdc: if slot {settings.slot} still exists on a source, drop it, because it keeps WAL there", err=True)
-    return {}
 
 
 def _removed_from_source(settings: Settings, *, shared: bool) -> dict[str, bool]:
