@@ -106,7 +106,7 @@ def copy_blocks(conninfo: str, snapshot_name: str, piece: Piece, block_bytes: in
     try:
         with _typed(piece):
             name, then = _begin(conn, snapshot_name, piece)
-            last = yield from _blocks(conn, piece.statement(name), block_bytes)
+            last = yield from _blocks(conn, piece, name, block_bytes)
             conn.execute("COMMIT")
             now = _storage(conn, piece)
             if now is None or not now.still_holds(then):
@@ -184,8 +184,6 @@ def _typed(piece: Piece) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise _meaning(of_exception(error), piece) from None
-    except _Refused as refused:
-        raise _meaning(refused.error, piece) from None
     except _SnapshotGone:
         raise
     except SourceUnavailable as error:
@@ -200,15 +198,9 @@ def _meaning(error: ServerError, piece: Piece) -> Exception:
     return typed
 
 
-class _Refused(Exception):
-    def __init__(self, error: ServerError) -> None:
-        self.error = error
-        super().__init__(error.message)
-
-
-def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generator[bytes, None, bytes]:
-    """Yields all blocks but the last, and returns the last block. Calls libpq directly, because psycopg's own loop
-    needs two thirds more CPU. Each CopyData message is one row."""
+def _blocks(conn: SourceConnection, piece: Piece, name: str, block_bytes: int) -> Generator[bytes, None, bytes]:
+    """Yields all blocks but the last, and returns the last block. ``name``: the table's current name. Calls libpq
+    directly, because psycopg's own loop needs two thirds more CPU. Each CopyData message is one row."""
     pgconn = conn.pgconn
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN)
@@ -222,10 +214,10 @@ def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generat
             silence.listened()
 
     try:
-        pgconn.send_query(conn.encoding.encode(statement))
+        pgconn.send_query(conn.encoding.encode(piece.statement(name)))
         while pgconn.is_busy():
             more()
-        _expect(pgconn, pq.ExecStatus.COPY_OUT)
+        _expect(pgconn, pq.ExecStatus.COPY_OUT, piece)
         # Joining the rows' memoryviews at the end would take three times the CPU.
         block = bytearray()
         while (got := pgconn.get_copy_data(1))[0] >= 0:
@@ -236,7 +228,7 @@ def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generat
                 yield bytes(block)
                 block.clear()
             block += got[1]
-        _expect(pgconn, pq.ExecStatus.COMMAND_OK)
+        _expect(pgconn, pq.ExecStatus.COMMAND_OK, piece)
         while pgconn.get_result() is not None:
             pass
         return bytes(block)
@@ -244,12 +236,12 @@ def _blocks(conn: SourceConnection, statement: str, block_bytes: int) -> Generat
         raise SourceUnavailable(first_line(str(error)), thing=conn.endpoint) from None
 
 
-def _expect(pgconn: pq.abc.PGconn, status: pq.ExecStatus) -> None:
+def _expect(pgconn: pq.abc.PGconn, status: pq.ExecStatus, piece: Piece) -> None:
     result: Any = pgconn.get_result()
     if result is None:
         raise SourceUnavailable("the server returned no result", thing="COPY")
     if result.status != status:
-        raise _Refused(result_error(result, pgconn))
+        raise _meaning(result_error(result, pgconn), piece)
 
 
 # Sessions that wait for a table -----------------------------------------------------------------
