@@ -193,26 +193,19 @@ class ReplicationConnection:
     def wait(self, timeout: float) -> bool:
         """Waits for input up to ``timeout`` seconds. Returns whether there is input."""
         poll = select.poll()
-        poll.register(self.fileno(), select.POLLIN)
+        poll.register(self.pgconn.socket, select.POLLIN)
         return bool(poll.poll(max(timeout, 0) * 1000))
 
     def socket(self) -> SocketReader | None:
         """Returns a reader of the socket itself; None if the connection is encrypted (TLS, GSSAPI encryption)."""
         if self._socket is None and not self.pgconn.ssl_in_use and self.execute(GSS_ENCRYPTED)[0][0] != "t":
-            self._socket = SocketReader(self.fileno(), self.endpoint, self.encoding)
+            self._socket = SocketReader(self.pgconn.socket, self.endpoint, self.encoding)
         return self._socket
 
     @property
     def encoding(self) -> Encoding:
         """See :attr:`SourceConnection.encoding`."""
         return self._connection.encoding
-
-    def fileno(self) -> int:
-        return self.pgconn.socket
-
-    @property
-    def closed(self) -> bool:
-        return self.pgconn.status != pq.ConnStatus.OK
 
     def close(self) -> None:
         self._connection.close()
