@@ -323,17 +323,5 @@ class RangeFile:
     def tell(self) -> int:
         return self._at
 
-    def size(self) -> int:
-        return self._size
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
     def close(self) -> None:
         self.closed = True
