@@ -59,7 +59,6 @@ class FrameBlock:
 class Keepalive(NamedTuple):
     wal_end: Lsn
     """The server has sent all transactions that commit below this LSN."""
-    sent_at: int
     reply_requested: bool
 
 
@@ -67,8 +66,8 @@ def keepalive(frame: bytes) -> Keepalive:
     """Parses a keepalive frame (``k``). Raises ProtocolError if the frame has another kind or length."""
     if len(frame) != KEEPALIVE.size or frame[0] != FrameKind.KEEPALIVE:
         raise ProtocolError(f"replication frame of kind {frame[:1]!r} and {len(frame)} bytes is not a keepalive")
-    wal_end, sent_at, reply = KEEPALIVE.struct.unpack_from(frame, 1)
-    return Keepalive(Lsn(wal_end), sent_at, bool(reply))
+    wal_end, _, reply = KEEPALIVE.struct.unpack_from(frame, 1)
+    return Keepalive(Lsn(wal_end), bool(reply))
 
 
 def keepalive_frame(wal_end: int) -> bytes:

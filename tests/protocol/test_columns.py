@@ -194,7 +194,7 @@ ALIVE = b"k" + bytes.fromhex("00000016B374D848 FFFFFFFFFFFFFFFE 01")
 
 
 def test_keepalive_is_read() -> None:
-    assert keepalive(ALIVE) == Keepalive(Lsn.parse("16/B374D848"), -2, True)
+    assert keepalive(ALIVE) == Keepalive(Lsn.parse("16/B374D848"), True)
     assert keepalive(ALIVE[:-1] + b"\0").reply_requested is False
 
 
@@ -205,7 +205,7 @@ def test_frame_of_another_kind_is_not_a_keepalive(frame: bytes) -> None:
 
 
 def test_generated_keepalive_frame_can_be_parsed_and_requests_no_reply() -> None:
-    assert keepalive(keepalive_frame(1 << 40)) == Keepalive(Lsn(1 << 40), 0, False)
+    assert keepalive(keepalive_frame(1 << 40)) == Keepalive(Lsn(1 << 40), False)
 
 
 def test_part_of_a_frame_block_shares_the_memory_of_the_block() -> None:

@@ -114,10 +114,8 @@ class ReceiverProcess:
     def wait(self, seconds: float) -> None:
         """Wait, at most ``seconds``, until the receiver has sent an event or an error, or has ended."""
         if not self._early and not self._ended:
-            try:
-                self._early.append(self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait())
-            except queue.Empty:
-                return
+            with contextlib.suppress(queue.Empty):
+                self._early.append(self._events.get(timeout=max(seconds, 0)))
 
     def events(self, timeout: float) -> list[Event]:
         """The events since the last call. Waits up to ``timeout`` seconds for the first event. If there are no more
@@ -148,12 +146,10 @@ class ReceiverProcess:
     def _send(self, line: bytes) -> None:
         if self._child is None or self._child.stdin is None or self._child.stdin.closed:
             return
-        try:
+        # If the receiver has ended, events() raises its error.
+        with contextlib.suppress(BrokenPipeError):
             self._child.stdin.write(line)
             self._child.stdin.flush()
-        except BrokenPipeError:
-            # The receiver has ended. events() raises its error.
-            return
 
     def _read(self, stdout: IO[bytes]) -> None:
         arrived = failed = False
