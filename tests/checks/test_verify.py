@@ -483,7 +483,7 @@ def test_a_table_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
     assert (altered.verdict, other.verdict, report.exit_code) == (Verdict.EQUAL, Verdict.EQUAL, 0)
     assert altered.lsn is not None
     assert other.lsn is not None
-    assert altered.lsn > other.lsn, "the table is not compared under a snapshot of its own"
+    assert altered.lsn > other.lsn, "the altered table must be compared under a later snapshot"
 
 
 def test_a_table_truncated_during_the_wait_for_the_mirrors_is_compared(lake: Lake) -> None:
@@ -512,7 +512,7 @@ def test_the_source_is_read_again_if_the_mirror_changed_its_columns_after_the_fi
             lake.write("t", schema, [{"id": 1, "note": 5}])
 
     report = _beside(lake, "TRUNCATE t; INSERT INTO t VALUES (1, '5')", on_reach=on_reach)
-    assert points == 3, "the mirror is compared with rows that were read for other columns"
+    assert points == 3, "verify must read the source again for the new columns"
     assert report.tables[0].verdict is Verdict.DIFFERS
 
 

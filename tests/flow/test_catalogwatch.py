@@ -124,7 +124,7 @@ def test_large_table_with_new_files_is_copied_only_at_the_operators_request(work
     assert (entry.reason or "").endswith("it has 1 MiB, more than `recopy_bytes`, so pgcdc does not copy it by itself")
 
 
-def test_relfilenode_is_compared_with_the_last_catalog_check(work: Work) -> None:
+def test_relfilenode_is_compared_with_the_value_at_the_last_catalog_check(work: Work) -> None:
     """A table counts as rewritten if its relfilenode and its columns changed between the same two checks. Here a
     TRUNCATE first changes only the relfilenode, and later a SET NOT NULL changes only the columns."""
     marked = remarked(B, "1:7 2:7", relfilenode=5)

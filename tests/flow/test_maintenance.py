@@ -85,7 +85,9 @@ def test_maintenance_keeps_points_within_retention_and_a_second_run_changes_noth
 
 
 @pytest.mark.long
-def test_maintenance_killed_between_any_two_steps_does_no_harm(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_stay_readable_if_maintenance_is_killed_between_any_two_steps(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.setup()
     rig.sync()
     turns(rig, 2)

@@ -250,7 +250,7 @@ def in_announcement(log: ChangeLog) -> tuple[int, int] | None:
 
 @contextmanager
 def open_transaction(source: Source, first: int) -> Iterator[tuple[psycopg.Connection[Any], int]]:
-    """An open transaction of 720 kB, and its xid."""
+    """Opens a transaction of 720 kB. Yields its connection and its xid."""
     with source.database.connect() as conn:
         conn.execute("BEGIN")
         conn.execute(many(first).encode())

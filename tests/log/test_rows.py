@@ -150,7 +150,7 @@ def test_rows_of_a_segment_are_read_as_they_were_written(transactions: list[Any]
         [begin(10, 1), stream_abort(2, 3), commit(10, 20)],
     ],
 )
-def test_message_that_the_protocol_does_not_allow_here_is_refused(payloads: list[bytes]) -> None:
+def test_message_that_is_not_allowed_at_its_place_in_the_stream_is_refused(payloads: list[bytes]) -> None:
     with pytest.raises(ProtocolError):
         located(run_of([frame(payload) for payload in payloads], 0), StreamPlace(), parallel=False)
 
