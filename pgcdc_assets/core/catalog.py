@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from pgcdc_assets.core.encoding import marked
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.marks import Files, Marks, TableMarks
 from pgcdc_assets.core.names import TableName
 
@@ -226,6 +226,11 @@ class Table:
     def live(self) -> tuple[int, ...]:
         """attnums of all columns of the table, published or not."""
         return tuple(attnum for attnum, _ in self.marks.columns)
+
+    @property
+    def since(self) -> Lsn:
+        """The lineage's ``since``; ZERO if the structure has not changed since the copy."""
+        return ZERO if self.lineage is None else Lsn(self.lineage.since)
 
     @property
     def columns_since(self) -> Lsn | None:

@@ -103,7 +103,8 @@ class Router:
 def known_leaves(table: Table) -> set[int]:
     """Returns the OIDs of all leaf partitions that the table has had since its snapshot copy, also of partitions whose
     rows are not mirrored."""
-    return {*(leaf.oid for leaf in table.leaves), *(leaf.oid for leaf in table.outside), *table.descent.left}
+    left = table.lineage.left if table.lineage is not None else ()
+    return {*(leaf.oid for leaf in table.leaves), *(leaf.oid for leaf in table.outside), *left}
 
 
 def _leaf(table: Table, shape: Shape) -> TableName | None:

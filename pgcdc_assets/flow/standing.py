@@ -143,7 +143,7 @@ class ListedTables:
         """The lowest LSN at which a point can list all mirrors with their present structures. ZERO if the newest point
         is already at or above this LSN."""
         newest = self._points.newest()
-        since = max((Lsn(record.table.descent.since) for record in self._followed()), default=ZERO)
+        since = max((record.table.since for record in self._followed()), default=ZERO)
         return ZERO if newest is not None and newest.replay_lsn >= since else since
 
     def late(self) -> list[TableRecord]:

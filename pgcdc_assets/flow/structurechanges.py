@@ -141,7 +141,7 @@ class StructureChanges:
         before, after = progress[name].table, change.after
         if not progress.reshaped(after, change.version):
             return False
-        since = Lsn(after.descent.since)
+        since = after.since
         self._report(change, before, since)
         self._work.say("watch", f"table {name}: {change.what}; {_done(before, after)}, as of LSN {since}", name, since)
         return True

@@ -122,7 +122,7 @@ class TableRecord:
         Only then may a consistent point at ``lsn`` list the table."""
         if self.reshaping or self.since_columns is not None or self.listed_from is None:
             return False
-        return self.listed_from <= lsn and self.table.descent.since <= lsn
+        return self.listed_from <= lsn and self.table.since <= lsn
 
     @property
     def needs_catalog_check(self) -> bool:
