@@ -74,7 +74,9 @@ class Assembly:
     def _ours(self, senders: Sequence[CatalogRelation]) -> bool:
         """Whether a publication that ``pgcdc setup`` created publishes one of the senders. Only such a publication is
         meant to contain all leaves. The owner of another publication may have omitted leaves on purpose."""
-        return any(not self.rows.ours.isdisjoint(self.published[sender.oid].publications) for sender in senders)
+        # A leaf that is published via its root is not published itself.
+        entries = [self.published[sender.oid] for sender in senders if sender.oid in self.published]
+        return any(not self.rows.ours.isdisjoint(entry.publications) for entry in entries)
 
     def leaf(self, relation: CatalogRelation) -> Table:
         """Builds a leaf as a separate table. Its key consists of the leaf's columns that have the names of the root's
