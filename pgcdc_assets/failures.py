@@ -190,7 +190,7 @@ def _refused_to_spark(error: Exception) -> str | None:
 def _by_spark(error: BaseException) -> str | None:
     """An error of Spark's driver about one statement, as text. None for any other error. Failures within tasks are not
     seen here, because tasks return them as values."""
-    # Imported here, because the receiver uses this module to read files, and has no Spark.
+    # Imported here and not at the top, because the receiver imports this module too, and must start without Spark.
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException, PythonException
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "guides" / "troubleshoot.md"
 _QUOTED = re.compile(r"`([^`]+)`")
 _OF_STATUS = frozenset({"in progress", "status"})
-"""Words of headings that are no message."""
+"""Texts that headings quote and that are not messages: words from the output of ``pgcdc status``."""
 
 
 def texts(path: Path) -> Iterator[str]:

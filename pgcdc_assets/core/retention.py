@@ -31,9 +31,10 @@ kept."""
 
 
 def sparse(times: Ints, newer: int | None, now: int) -> Bools:
-    """Marks the points that :data:`LADDER` keeps: all young points, and the newest older point of each ten minutes or
-    hour. Times are microseconds since 1970; ``times`` is ascending. ``newer`` is the time of the first point after
-    ``times``; None means that the last of ``times`` is the newest point of all."""
+    """Marks the points that :data:`LADDER` keeps: all young points, and of the older points the newest one in each
+    interval (ten minutes; an hour for the oldest points). Times are microseconds since 1970; ``times`` is ascending.
+    ``newer`` is the time of the first point after ``times``; None means that the last of ``times`` is the newest point
+    of all."""
     every = np.ones(len(times), np.int64)
     for age, step in reversed(LADDER):
         every[now - times > age // timedelta(microseconds=1)] = step // timedelta(microseconds=1)

@@ -152,13 +152,13 @@ class CatalogWatch:
             self._seen = None
 
     def _note_rewritten_columns(self, before: Mapping[TableName, Marks], live: Sequence[Table]) -> None:
-        """Find the tables whose rows in pg_attribute were written again since the last check. Each may have been a
+        """Find the tables whose entries in pg_attribute were written again since the last check. Each may have been a
         partition of another table for some time. So no point below the LSN of this check may list these tables.
 
-        ATTACH and DETACH PARTITION write a table's rows in pg_attribute, and leave no other trace once both commands
-        are done. Between the two commands, the table's rows belonged to a partitioned table, and the catalog no longer
-        shows to which one. So if one of the tables found is not itself partitioned, points below the LSN of this check
-        also list no partitioned table."""
+        ATTACH and DETACH PARTITION write a table's entries in pg_attribute, and leave no other trace once both commands
+        are done. Between the two commands, the table's data belonged to a partitioned table. It may be any of them,
+        because the catalog no longer shows which one it was. So if one of the tables found is not itself partitioned,
+        points below the LSN of this check list no partitioned table at all."""
         followed = {record.table.name: record.table for record in self._work.progress.followed()}
         altered = {table.name for table in live if table.name in followed.keys() & before.keys()
                    and rewritten(before[table.name], table.marks.columns)}  # fmt: skip

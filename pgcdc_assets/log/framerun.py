@@ -64,13 +64,13 @@ class Brackets:
     """The Begin and Commit messages of a :class:`FrameRun`, in order: their frame numbers and fields."""
 
     begins: Ints
-    """The frame number of each Begin. ``final_lsn``, ``commit_ts`` and ``xid`` are its fields."""
+    """The frame number of each Begin. ``final_lsn``, ``commit_ts`` and ``xid`` have the fields of each Begin."""
     final_lsn: Ints
     commit_ts: Ints
     """Microseconds since 1970."""
     xid: Ints
     commits: Ints
-    """The frame number of each Commit. ``end_lsn`` is its field."""
+    """The frame number of each Commit. ``end_lsn`` has the field of this name of each Commit."""
     end_lsn: Ints
 
     def part(self, start: int, end: int) -> Brackets:

@@ -1,4 +1,5 @@
-"""A project whose commands are killed at durable steps, and the cases of each command."""
+"""Runs commands of a project, each in a process that is killed at a step that makes something durable (a fault point).
+Lists these steps for each command."""
 
 from __future__ import annotations
 

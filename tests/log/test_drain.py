@@ -199,7 +199,8 @@ def test_complete_transactions_are_drained_even_if_a_later_record_is_incomplete(
             rested = flush_lsn(source.conn) == within
         asked = [re.findall(r"'([0-9A-F]+/[0-9A-F]+)'", command) for command in commands]
         assert log.position() == end
-        # Every 15 s the server writes a list of running transactions, which also flushes the rest of the record.
+        # Every 15 s the server writes and flushes a list of running transactions. If it did so since ``within`` was
+        # read, the last WAL record is durable as a whole, and the test is repeated.
         if rested:
             assert 0 < max(Lsn.parse(upto) for (upto,) in asked) <= within - limits.unsure_bytes
             return

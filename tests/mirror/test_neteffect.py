@@ -160,7 +160,7 @@ def test_repair_covers_the_keys_changed_in_the_range_and_the_keys_their_rows_mov
     assert repaired(events, None).keys() == {1, 2, 3, 4, 8, 9}
 
 
-def test_repair_follows_a_row_through_several_keys_in_any_order_of_files() -> None:
+def test_repair_follows_a_row_through_several_keys_in_any_order_of_feed_files() -> None:
     events = feed_rows([
         ("I", 1, "x", "y"), ("U", 1, "x2", "y"), ("U", 1, "x3", "y"),
         ("M", 1, 2, "x3", "y"), ("M", 2, 3, "x3", "y"), ("M", 5, 6, "p", "q"),

@@ -243,8 +243,9 @@ class _Match:
 def _raw_filled(
     own: pa.ChunkedArray, given: pa.ChunkedArray, masks: Mapping[str, pa.ChunkedArray]
 ) -> pa.Array | pa.ChunkedArray:
-    """The ``_pgcdc_raw`` of each row. If ``masks`` is true for a column of a row, the column's value comes from the
-    target's row, so its text is also taken from there (``given``). All other texts are taken from ``own``."""
+    """The column ``_pgcdc_raw`` of each row: a map of the texts of values that their types cannot hold. If ``masks`` is
+    true for a column of a row, the column's value comes from the target's row, and so does its text (``given``). All
+    other texts are taken from ``own``."""
     if own.null_count + given.null_count == 2 * len(own):
         return own
     names = pc.unique(pa.concat_arrays([map_keys(own), map_keys(given)])).to_pylist()
