@@ -182,8 +182,8 @@ def _plan(
     feeds: Feeds, reach: LogSpan, after: Lsn, unchanged_from: Lsn, placed: _Placed, reading: _Reading, *, again: bool
 ) -> FeedPlan:
     # The feed is opened with all columns of the span's rows. An earlier transform may have derived changes with new
-    # columns, and the run may have ended before they were applied. If the feed were opened without these columns, its
-    # rows would not fit, and would be derived a second time.
+    # columns, and the run may have ended before they were applied. If the feed were opened without these columns,
+    # these changes would not match its schema, and would be derived a second time.
     feed = feeds.open(reading.table)
     start, end = reach.lsns.start, reach.lsns.end
     if not again and feed.covered.start <= after <= feed.covered.end:

@@ -206,7 +206,7 @@ def test_null_and_empty_text_differ_in_a_table_with_one_column(lake: Lake) -> No
     assert not lake.verify().ok
 
 
-def test_composite_keys_may_have_values_that_do_not_fit(lake: Lake) -> None:
+def test_composite_keys_may_have_values_outside_the_range_of_the_mirrors_types(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (day date, at timestamptz, y bytea, v int, PRIMARY KEY (y, at, day));"
         "INSERT INTO t VALUES ('infinity', '2024-02-29 12:00+00', '\\xff', 1), ('2024-02-29', '-infinity', '', 2)",
@@ -487,8 +487,9 @@ def test_a_table_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
 
 
 def test_a_table_truncated_during_the_wait_for_the_mirrors_is_compared(lake: Lake) -> None:
-    """verify takes a new snapshot. It reads the truncated table right after the snapshot, and only then waits for the
-    mirrors. So a truncate during this wait does not matter, however often it happens."""
+    """The first attempt waits for the mirrors and then reads, so it cannot read the truncated table. verify then takes
+    a second snapshot, reads this table first, and waits for the mirrors afterwards. Truncates during this wait do not
+    matter."""
     report = _beside(lake, "TRUNCATE t; INSERT INTO t VALUES (1, 'a')")
     assert [table.verdict for table in report.tables] == ["equal", "equal"]
 

@@ -166,8 +166,8 @@ def removed_in_checkpoint(path: Path) -> set[str]:
 
 
 def remove_an_old_and_a_young_file(rows: Rows) -> tuple[str, str]:
-    """Removes two files three hours ago: one that existed for ten days, and one that was removed right after it was
-    written. Then makes a checkpoint. Returns both paths."""
+    """Commits the removal of two files, and dates it back by three hours. At that time, one file is ten days old, and
+    the other has just been written. Then makes a checkpoint. Returns both paths."""
     rows.change([1, 2, 3], set())
     (long,) = live_files(rows.path)
     older(rows.path, timedelta(days=10))

@@ -64,7 +64,7 @@ class Served:
             yield instance
 
     def materialised(self, *key: str) -> dict[str, dict[str, Any]]:
-        """The newest materialisation of every partition of an asset: metadata by partition, oldest first."""
+        """The metadata of the newest materialisation of each partition, in the order of the partition keys."""
         with self.instance() as instance:
             records = instance.fetch_materializations(dg.AssetKey(["pgcdc", *key]), limit=500).records
         found: dict[str, dict[str, Any]] = {}

@@ -178,7 +178,7 @@ def test_all_changes_of_a_table_are_logged_once_in_one_line(work: Work) -> None:
 
 
 def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
-    """For tables that were not renamed, the log says whether they are new in the publication or no longer in it."""
+    """For any other table, the progress line says that it is new in the publication or no longer in it."""
     observer = Lines()
     work.observer = observer
     _watched(work, [replace(A, name=TableName("public", "c")), _table(9, "new")])

@@ -52,7 +52,7 @@ def _days(rig: Rig) -> list[tuple[int, int]]:
 
 
 def test_no_point_lacks_the_rows_of_a_new_partition(rig: Rig) -> None:
-    """Each row of the partition is written together with a row of ``t``."""
+    """Each transaction also writes a row of ``t``. A point has the transaction if its mirror of ``t`` has this row."""
     with following(rig):
         wait_for(rig.streaming, what="the stream")
         rig.commit(_NEW, _FULL, _ROW, "INSERT INTO t VALUES (1001)")

@@ -286,7 +286,7 @@ def test_transaction_in_progress_is_announced_until_it_ends(source: Source) -> N
 @pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["killed", "stopped"])
-def test_announcement_of_a_receiver_that_has_ended_is_ignored(source: Source, way: str) -> None:
+def test_file_of_transactions_in_progress_is_ignored_after_its_receiver_has_ended(source: Source, way: str) -> None:
     little_memory(source)
     log = source.log()
     receiver = source.receiver(log, drain_bytes=1 << 40)

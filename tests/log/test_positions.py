@@ -211,7 +211,7 @@ def test_mark_inside_an_open_batch_ends_the_batch_at_once(source: Source) -> Non
 # In WAL without published changes, the receiver notes up to which LSN the log is complete -----------
 
 
-def test_receiver_notes_that_the_log_is_complete_past_wal_without_published_changes(source: Source) -> None:
+def test_receiver_notes_up_to_which_lsn_the_log_is_complete_while_no_published_table_changes(source: Source) -> None:
     """The position in the log's Delta table stays the same. A commit moves it only after 16 MiB of such WAL."""
     log = source.log()
     receiver = source.receiver(log)

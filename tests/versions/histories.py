@@ -123,9 +123,9 @@ class Sessions:
     _prepared: set[int] = field(default_factory=set)
     """Sessions that have a prepared transaction. Each session always uses the same gid."""
     _rewriting: set[int] = field(default_factory=set)
-    """Sessions that have rewritten their table since their last prepared transaction ended. PostgreSQL 18
-    cannot decode a large prepared transaction that rewrote a table, if it was rolled back before the slot read it. So
-    such a transaction is received before it is rolled back."""
+    """Sessions whose prepared transaction may have rewritten their table. It is received before it is rolled back,
+    because PostgreSQL 18 cannot decode some of these transactions if they were rolled back before the slot read
+    them."""
 
     def play(self, steps: Sequence[Step]) -> None:
         """Executes the steps. Transactions that are open at the end are committed."""

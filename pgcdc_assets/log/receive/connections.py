@@ -55,7 +55,7 @@ class Receiving:
         self._orders = orders
         self._report_to_parent = report
         self._standing: list[Order] = []
-        """Orders that must be repeated on the next connection."""
+        """Orders of the parent process that still hold. They are given to the receiver of each new connection again."""
         self._fallback = Fallback(settings.streaming, settings.fallback_seconds)
         self._started = False
         self._terminated = False

@@ -230,6 +230,6 @@ class PendingChanges:
 
 
 def _of_any_key(file: FeedFile) -> bool:
-    """Whether the file has changes of several buckets of keys. False for a file with only truncates, because every
-    bucket's unit reads such a file."""
+    """Whether the file has rows of several buckets of keys. False for a file with only truncates, which has no rows of
+    any key: the unit of every bucket reads it."""
     return file.facts.bucket is None and bool(file.facts.counts.keys() - {TRUNCATE})

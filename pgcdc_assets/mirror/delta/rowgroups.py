@@ -204,7 +204,7 @@ def _may_hold(values: NDArray[Any], bounds: tuple[Any, Any] | None) -> bool:
 
 
 def _leaves(schema: pa.Schema) -> dict[str, range]:
-    """For each column, the numbers of its leaf columns in a Parquet file. They are counted here, because pyarrow's
+    """For each column, the indexes of its leaf columns in a Parquet file. They are computed here, because pyarrow's
     lookup by name fails for names with dots."""
     found: dict[str, range] = {}
     place = 0

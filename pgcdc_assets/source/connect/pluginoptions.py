@@ -64,8 +64,8 @@ class PluginOptions:
         cls, version: int, *, streaming: bool = False, origins: Origins = Origins.ANY, two_phase: bool = False,
         messages: bool = True,
     ) -> Self:  # fmt: skip
-        """Returns the options for a server of this major version. Raises SourceNotReady if the server cannot send
-        prepared transactions at their PREPARE."""
+        """Returns the options for a server of this major version. Raises SourceNotReady if ``two_phase`` is set and the
+        server cannot send prepared transactions at their PREPARE (PostgreSQL 14)."""
         newest = _NEWEST_OF.get(version, _NEWEST)
         if two_phase and newest < _TWO_PHASE:
             raise SourceNotReady(

@@ -250,8 +250,9 @@ class SocketReader(FrameReader):
         return 1 + length
 
     def _next(self, *, data: bool = False) -> bytes | None:
-        """Removes the next message from the buffer and returns its kind; None if the message has not arrived, or if it
-        is a data message and ``data`` is False. Skips messages that a stream ignores. Raises the server's error."""
+        """Removes the next message from the buffer and returns its kind. Returns None, and removes nothing, if no whole
+        message has arrived, or if it is a data message and ``data`` is False. Skips messages that a stream ignores.
+        Raises the server's error."""
         while self.held >= HEADER:
             kind, end = bytes(self._buffer[:1]), self._end()
             if kind not in _KINDS or end < HEADER:
