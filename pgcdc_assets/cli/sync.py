@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,7 @@ from pgcdc_assets.cli.console import ConsoleProgress, say
 from pgcdc_assets.cli.jobs import project_settings, refuse_unknown, run_repair, run_sync, saved_settings
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,10 +43,11 @@ def follow(receive_only: bool) -> int:
 
     report = _synced("follow", follow=True, receive_only=receive_only or None)
     _print_sync(report, False)
-    requests = operator_requests(saved_settings().layout)
-    if requests.reached(report.transform_lsn):
-        say(f"pgcdc: ended at LSN {requests.endpos}, as `pgcdc until` requested; `pgcdc until --clear` cancels the "
-            "request", err=True)  # fmt: skip
+    with suppress(PgcdcError, OSError):
+        requests = operator_requests(saved_settings().layout)
+        if requests.reached(report.transform_lsn):
+            say(f"pgcdc: ended at LSN {requests.endpos}, as `pgcdc until` requested; `pgcdc until --clear` cancels the "
+                "request", err=True)  # fmt: skip
     return _code(report)
 
 
@@ -102,10 +105,11 @@ def until(lsn: Lsn | None, current: bool, clear: bool) -> int:
         lsn = _source_position(settings)
     follow_until(settings.layout, lsn)
     say("the request to end at an LSN is cancelled" if lsn is None else f"syncs end at {lsn}")
-    log = ChangeLog(settings.layout)
-    if lsn is not None and log.exists and lsn < (position := log.position()):
-        say(f"pgcdc: changes are already received up to LSN {position}, so syncs end at once; `pgcdc until --clear` "
-            "cancels the request", err=True)  # fmt: skip
+    with suppress(PgcdcError, OSError):
+        log = ChangeLog(settings.layout)
+        if lsn is not None and log.exists and lsn < (position := log.position()):
+            say(f"pgcdc: changes are already received up to LSN {position}, so syncs end at once; `pgcdc until "
+                "--clear` cancels the request", err=True)  # fmt: skip
     return 0
 
 

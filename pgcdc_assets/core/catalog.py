@@ -351,8 +351,9 @@ def _optional(read: FromJson, given: Any) -> Any:
 
 
 def _from_json(kind: Callable[..., T], given: dict[str, Any]) -> T:
-    """The inverse of :func:`dataclasses.asdict`. Tuples are lists in JSON, and dataclasses are objects."""
-    return kind(**{**given, **{name: read(given[name]) for name, read in _nested(kind).items()}})
+    """The inverse of :func:`dataclasses.asdict`. Tuples are lists in JSON, and dataclasses are objects. A field that
+    the JSON lacks has its default."""
+    return kind(**{**given, **{name: read(given[name]) for name, read in _nested(kind).items() if name in given}})
 
 
 def relations_of(tables: Iterable[Table]) -> set[int]:

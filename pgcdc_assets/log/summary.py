@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.core.arrays import Ints
 from pgcdc_assets.core.formats import EPOCH
 from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.lsn import Lsn, LsnRange
@@ -125,8 +126,10 @@ def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], sp
     counts: defaultdict[int, Counter[tuple[int | None, str]]] = defaultdict(Counter)
     schema_ids: defaultdict[int, set[int]] = defaultdict(set)
     times: dict[int, int] = {}
+    starts = np.array([batch.start for batch in batches], np.int64)
+    ends = np.array([*(batch.end for batch in batches), 0], np.int64)
     for file in files:
-        rows = _numbered(read_rows(file, _COLUMNS), batches, span)
+        rows = _numbered(read_rows(file, _COLUMNS), starts, ends, span)
         groups = rows.group_by(["batch", "relation_id", "schema_id", "kind"]).aggregate([([], "count_all")])
         for group in groups.to_pylist():
             counts[group["batch"]][group["relation_id"], group["kind"]] += group["count_all"]
@@ -146,13 +149,11 @@ def check_rows(batches: Sequence[BatchSummary], files: Sequence[SegmentFile], sp
         raise LogCorrupt("has rows that do not belong to any batch", thing=str(log), lsn=span.end)
 
 
-def _numbered(rows: pa.Table, batches: Sequence[BatchSummary], span: LsnRange) -> pa.Table:
-    """The rows of the span, without notes. The new column ``batch`` has the index of each row's batch in ``batches``,
-    or _NO_BATCH. A row belongs to the batch that contains the start of its transaction's commit record. A
-    non-transactional logical message belongs to the batch that contains the message's own WAL record. The ``lsn`` of
-    such a row is the end of this record."""
-    starts = np.array([batch.start for batch in batches], np.int64)
-    ends = np.array([*(batch.end for batch in batches), 0], np.int64)
+def _numbered(rows: pa.Table, starts: Ints, ends: Ints, span: LsnRange) -> pa.Table:
+    """The rows of the span, without notes. The new column ``batch`` has the index of each row's batch, or _NO_BATCH.
+    ``starts`` and ``ends`` have the LSNs of the batches; ``ends`` has one more LSN, 0, for _NO_BATCH. A row belongs to
+    the batch that contains the start of its transaction's commit record. A non-transactional logical message belongs to
+    the batch that contains the message's own WAL record. The ``lsn`` of such a row is the end of this record."""
     rows = rows.filter(pc.invert(pc.is_in(rows["kind"], value_set=pa.array(NOTES))))
     at = pc.coalesce(rows["commit_lsn"], pc.subtract(rows["lsn"], 1)).to_numpy()
     number = np.searchsorted(starts, at, side="right") - 1
