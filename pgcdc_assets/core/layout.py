@@ -122,7 +122,7 @@ class Layout:
     in_progress = _Own("in_progress")
     """The file in which the receiver announces transactions in progress."""
     extent = _Own("extent")
-    """The file with the LSN up to which the log is complete; see :mod:`pgcdc_assets.log.announcements`."""
+    """The file with the LSN up to which the log is complete; see :mod:`pgcdc_assets.log.extent`."""
     outcomes = _Own("outcomes.json")
     """The file that records how the last run of each operation ended."""
     counts = _Own("counts.json")

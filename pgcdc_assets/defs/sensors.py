@@ -115,7 +115,7 @@ def _decided(
     of: Replication, context: dg.SensorEvaluationContext, source: Source, catalog: Catalog, cursor: Cursor
 ) -> tuple[Decision, Cursor]:
     from pgcdc_assets.flow.ownlake import refuse_other_lake
-    from pgcdc_assets.log.announcements import Extent
+    from pgcdc_assets.log.extent import Extent
 
     settings = of.settings
     refuse_other_lake(settings)

@@ -19,7 +19,7 @@ from pgcdc_assets.errors import LakeError, NotReached, SetupNeeded, UsageError
 from pgcdc_assets.lake.netchange import net_change
 from pgcdc_assets.lake.point import LakeAt
 from pgcdc_assets.lake.undo import commit_of, undo_range, undo_transaction
-from pgcdc_assets.log.announcements import complete_to
+from pgcdc_assets.log.extent import complete_to
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import TableStates

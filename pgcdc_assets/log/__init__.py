@@ -17,7 +17,8 @@ batch         batches: the smallest durable pieces of the log
 commit        Delta commits to the log; also repairs the log, and makes commits of an earlier writer fail
 summary       the summary row of a batch, and the check of the batch's rows against this summary
 reader        position, batches, segments
-announcements what the receiver shows to other processes: transactions in progress, and up to where the log is complete
+announcements the transactions in progress, which the receiver shows to ``pgcdc status``
+extent        up to which LSN the log is complete, if it is above the log's position
 span          batches, relation shapes and row counts of one span of LSNs
 upkeep        compaction and retention
 """

@@ -1,14 +1,7 @@
-"""What the receiver announces to other processes in two small files of the lake, which may be lost without harm.
+"""What the receiver announces to ``pgcdc status`` in a small file of the lake: the transactions in progress.
 
-``in_progress``: the transactions in progress, for ``pgcdc status``. The receiver holds a lease of the file while such
-transactions exist, and readers ignore a file without a lease. So nobody reads the announcement of a dead receiver.
-
-``extent``: the LSN up to which the log is complete, which may be above the log's recorded position. WAL that contains
-nothing for the log moves the recorded position only once per 16 MiB, so that a quiet source causes no Delta commits. A
-reader that waits for an LSN in such WAL could wait for days. So two processes write this note: the receiver while it
-runs, and the sensor if the slot has no changes that must still be received. No stored position is computed from the
-note. The note contains the recorded position for which it was written, and is ignored if the log has another position.
-So an old note has no effect after the source was restored.
+The receiver holds a lease of the file while such transactions exist, and readers ignore a file without a lease. So
+nobody reads the announcement of a dead receiver. The file may be lost without harm.
 """
 
 from __future__ import annotations
@@ -22,10 +15,10 @@ from typing import Any, Final, Self
 
 from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import ZERO, Lsn
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LeaseLost, StoreFailed
 from pgcdc_assets.log.transactions import TransactionsInProgress
-from pgcdc_assets.store import lease, storage
+from pgcdc_assets.store import lease
 from pgcdc_assets.store.base import Lease
 
 ANNOUNCE_SECONDS: Final = 1.0
@@ -34,8 +27,6 @@ _READS: Final = 20
 _PAUSE_SECONDS: Final = 0.01
 """The pause between two reads of the file while its text is incomplete. The writer completes the text within
 microseconds, unless the machine suspends the writer."""
-NOTE_SECONDS: Final = 1.0
-"""Seconds between two notes while the source writes WAL that contains nothing for the log."""
 
 
 @dataclass(frozen=True)
@@ -133,31 +124,3 @@ def announced(layout: Layout) -> Announcement | None:
             return Announcement.from_line(text)
         time.sleep(_PAUSE_SECONDS)
     return None
-
-
-class Extent:
-    """Writes the note. Errors of the disk or of the object store are ignored, so that they do not stop the process."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._place = layout.extent
-        self._noted = ZERO
-        self._due = 0.0
-
-    def note(self, position: Lsn, complete: Lsn, *, last: bool = False) -> None:
-        """Note that a log with the recorded ``position`` contains every transaction that ends at or below ``complete``.
-        Skips the note if the previous note is too recent, unless it is the ``last`` note of a connection."""
-        if complete > max(position, self._noted) and (last or time.monotonic() >= self._due):
-            with suppress(OSError, StoreFailed, LeaseLost):
-                storage.replace(self._place, json.dumps({"position": position, "complete": complete}).encode())
-                self._noted = complete
-            self._due = time.monotonic() + max(NOTE_SECONDS, storage.pace(self._place))
-
-
-def complete_to(layout: Layout, position: Lsn) -> Lsn:
-    """The LSN up to which a log with the recorded ``position`` contains every transaction. It is ``position``, or a
-    higher LSN from a note that was written for this position."""
-    try:
-        noted = json.loads(storage.read(layout.extent))
-        return Lsn(noted["complete"]) if noted["position"] == position else position
-    except (FileNotFoundError, *MALFORMED):
-        return position

@@ -24,7 +24,7 @@ from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.errors import LakeError, PgcdcError, SettingsError, StoreFailed
 from pgcdc_assets.flow.meter import RunCounts, read_counts
 from pgcdc_assets.flow.requests import operator_requests
-from pgcdc_assets.log.announcements import complete_to
+from pgcdc_assets.log.extent import complete_to
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.project import load_catalog

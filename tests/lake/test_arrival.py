@@ -22,8 +22,8 @@ from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import NotReached
 from pgcdc_assets.lake.lake import Lake
-from pgcdc_assets.log.announcements import Extent
 from pgcdc_assets.log.content import StagedSegments
+from pgcdc_assets.log.extent import Extent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates

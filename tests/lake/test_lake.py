@@ -20,7 +20,7 @@ from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LakeError, NotReached, UnknownTable, UsageError
 from pgcdc_assets.lake.tableat import RowHistory, with_messages
-from pgcdc_assets.log.announcements import Extent
+from pgcdc_assets.log.extent import Extent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store import storage
@@ -29,10 +29,12 @@ from tests.memorystore import lake_in_memory
 
 
 def test_importing_the_package_imports_no_other_library() -> None:
+    """The class ``Lake`` needs only the libraries that the package ``pgcdc_reader`` requires."""
     code = (
         "import sys, pgcdc_assets; "
         "assert not {'deltalake', 'pyarrow', 'pyspark', 'dagster'} & set(sys.modules); "
-        "pgcdc_assets.Lake; assert 'deltalake' in sys.modules; assert 'pyspark' not in sys.modules"
+        "pgcdc_assets.Lake; assert 'deltalake' in sys.modules; "
+        "assert not {'pyspark', 'dagster', 'psycopg', 'psutil', 'pydantic', 'yaml', 'click'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -26,10 +26,10 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.definition import commit_properties, create_table
 from pgcdc_assets.delta.log import open_delta
 from pgcdc_assets.errors import CommitLost, LogConflict
-from pgcdc_assets.log.announcements import complete_to
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingFrames
 from pgcdc_assets.log.commit import LogWriter, shut_out
 from pgcdc_assets.log.content import CommittedContent, StagedSegments
+from pgcdc_assets.log.extent import complete_to
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.log.receive.messages import ReceiverSettings

@@ -15,8 +15,9 @@ from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.errors import SourceFailed
-from pgcdc_assets.log.announcements import Announcer, Extent
+from pgcdc_assets.log.announcements import Announcer
 from pgcdc_assets.log.batch import BatchWriter
+from pgcdc_assets.log.extent import Extent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.log.receive.intake import StreamUnsure

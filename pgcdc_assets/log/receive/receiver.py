@@ -15,8 +15,8 @@ import numpy as np
 import psycopg
 
 from pgcdc_assets.core.lsn import Endpos, Lsn, ReportedPositions
-from pgcdc_assets.log.announcements import Extent
 from pgcdc_assets.log.batch import BatchWriter
+from pgcdc_assets.log.extent import Extent
 from pgcdc_assets.log.framerun import HEADER, FrameRun
 from pgcdc_assets.log.receive.batches import Batches, Limits
 from pgcdc_assets.log.receive.intake import Intake
