@@ -1,4 +1,4 @@
-"""Compares net changes, and the SQL that undoes them, with the journal."""
+"""Compares net changes, and the SQL that undoes them, with the journal: the test's own record of its row changes."""
 
 from __future__ import annotations
 

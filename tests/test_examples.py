@@ -99,5 +99,5 @@ def test_models_of_the_example_project_have_the_same_totals_as_its_databases(pro
 
 
 def _as_json(rows: list[tuple[Any, ...]]) -> Any:
-    """The rows as ``QUERY`` prints them, with decimals as texts."""
+    """The rows in the form of :meth:`Project.rows`, with decimals as texts."""
     return json.loads(json.dumps(rows, default=str))

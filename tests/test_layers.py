@@ -139,7 +139,7 @@ def test_only_the_store_opens_files_of_the_lake() -> None:
     assert not [name for name in of_the_lake if "open" in _called(name)]
 
 
-def test_the_package_flow_imports_only_the_interface_of_a_target() -> None:
+def test_the_package_flow_imports_only_the_interface_of_mirrors() -> None:
     assert not [
         f"{name} imports {other}"
         for name in MODULES

@@ -59,7 +59,7 @@ class Outage:
         self._lost_at = 0.0
 
     def tries(self) -> None:
-        """Note that a run of the sync begins, or tries to begin."""
+        """Record the time: a run of the sync begins, or tries to begin."""
         self._tried = time.monotonic()
 
     def waited(self, why: PgcdcError, bounds: Bounds) -> bool:

@@ -280,7 +280,8 @@ def _commit_facts(path: Location, tags: Mapping[str, str], *, needed: bool) -> C
 
 
 def _notes_in(file: SegmentFile, kinds: Iterable[str]) -> pa.Table:
-    """Reads a file's notes of these kinds. Notes are in a row group of their own, so no other row group is read."""
+    """Reads a file's notes (summaries, Relation messages, catalog facts) of these kinds. Notes are in a row group of
+    their own, so no other row group is read."""
     return read_rows(file, ["kind", "relation_id", "schema_id", "payload"], pc.field("kind").isin(list(kinds)))
 
 

@@ -136,7 +136,8 @@ class Metrics(Collector):
     def __post_init__(self) -> None:
         self.readings = Readings(self.settings)
         self._one_at_a_time = Lock()
-        """Held while ``movement`` receives the readings of a scrape, because each request has its own thread."""
+        """Held while ``movement`` compares the readings of a scrape with those of the last scrape. Scrapes may overlap,
+        because each request has its own thread."""
 
     def collect(self) -> Iterator[Metric]:
         source, lake = self.readings.take(self.seconds)

@@ -100,7 +100,7 @@ class _Stage:
         for _ in range(2):
             self._project.run("sync")
         if self._project.settings["PGCDC_SCHEMA_CHANGES"] == "rewrite":
-            # Spark reads the table here, because delta-rs cannot read widened types.
+            # This reads by delta-rs, which cannot read the widened types of ``metadata``. The comparison uses Spark.
             assert_equal(self._conn, self._project.lake, table)
         assert not self.comparison.compare(), step
 

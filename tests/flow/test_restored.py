@@ -44,8 +44,8 @@ def foreign(server: EmbeddedServer, *, beyond: Lsn | None = None) -> None:
 def test_source_restored_to_below_the_newest_point_is_refused(
     rig: Rig, server: EmbeddedServer, database: Database, tmp_path: Path
 ) -> None:
-    """Between the backup and the point that ``verify`` requested, only another database writes WAL. So only the LSN of
-    this point shows that the source was restored to an earlier time."""
+    """After the backup, only another database writes WAL, and then ``verify`` requests a point. So only the LSN of this
+    point shows that the source was restored to an earlier time."""
     rig.setup()
     rig.sync()
     rig.conn.execute("UPDATE t SET v = 'before' WHERE id < 10")

@@ -224,7 +224,7 @@ def test_message_of_a_wrong_length_or_kind_is_refused(payload: bytes, parallel: 
 
 
 @pytest.mark.parametrize("payload", [b"I", b"I\0\0\0", b"M\0\0\0\1", b"M\0\0\0\1\0" + bytes(14)])
-def test_message_of_a_block_that_lacks_its_xid_is_refused(payload: bytes) -> None:
+def test_message_without_an_xid_inside_a_stream_block_is_refused(payload: bytes) -> None:
     run = run_of([frame(b"S\0\0\0\7\1"), frame(payload, 5), frame(b"E")], 0)
     with pytest.raises(ProtocolError, match="at LSN 0/5"):
         located(run, StreamPlace(), parallel=True)

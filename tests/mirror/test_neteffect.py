@@ -191,7 +191,7 @@ def test_repair_expects_a_row_in_the_mirror_if_a_value_of_any_column_was_not_sen
     assert {key: row["_pgcdc_present"] for key, row in rows.items()} == {1: True, 2: True, 3: None}
 
 
-def test_raw_texts_of_a_row_are_null_if_all_its_values_fit() -> None:
+def test_raw_texts_of_a_row_are_null_if_all_its_values_fit_their_types() -> None:
     kind = pa.map_(pa.string(), pa.string())
     texts = {"a": pa.array(["x", None, "z", None]), "b": pa.array([None, None, "y", None])}
     maps = raw_maps(texts, 4, kind)

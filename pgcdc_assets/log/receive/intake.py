@@ -52,7 +52,7 @@ _ENDS = (
 
 @dataclass(frozen=True)
 class StreamCommitted:
-    """A transaction in progress that has committed and must be added to the log."""
+    """A transaction that was received in progress. It has now committed, and must be added to the log."""
 
     xid: int
     facts: CommitFacts

@@ -104,7 +104,8 @@ def _merged(unit: Collapsing, write: Write) -> Effect:
 
 
 def _events(unit: Collapsing) -> pa.Table:
-    """All events of the unit. For a divided unit, the column ARRIVES marks the events from ``arrivals``."""
+    """All events of the unit. If the unit is one bucket of keys, the column ARRIVES marks the events from ``arrivals``,
+    which contain the new rows of updates that changed the key."""
     events = read_events(unit.table, unit.files, unit.span) if unit.files else _none(unit)
     if not unit.divided:
         return events

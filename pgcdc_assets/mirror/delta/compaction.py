@@ -38,8 +38,8 @@ SMALL_BYTES: Final = FILE_BYTES // 4
 MOST_SMALL: Final = 20
 """OPTIMIZE runs if a mirror has more small files than this. A small file costs a reader only about a millisecond."""
 DELETED_SHARE: Final = 5
-"""OPTIMIZE also runs if a mirror's files have at least FEWEST_DELETED deleted rows, and these are at least one in this
-many of all rows."""
+"""OPTIMIZE also runs if a mirror's files have at least FEWEST_DELETED deleted rows, and at least one of this many rows
+is deleted."""
 FEWEST_DELETED: Final = 100_000
 
 

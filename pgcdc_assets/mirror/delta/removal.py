@@ -46,7 +46,7 @@ class Unneeded:
     """Promised versions below ``whole_from``. For each, the log keeps only a checkpoint and the version's own
     commit."""
     whole_from: int
-    """The version of the checkpoint from which the log stays complete."""
+    """The version of a checkpoint. The mirror's Delta log keeps every commit from this version on."""
     log_files: tuple[Location, ...]
     """Commits, checkpoints, and the checksum files that Spark writes next to them."""
     files: tuple[Location, ...]
