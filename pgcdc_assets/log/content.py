@@ -75,7 +75,7 @@ class SpilledSegment:
             bytes=given["bytes"],
         )
         report = FileReport(given["file"], given["size"], given["rows"], given["stats"])
-        return cls(SegmentDraft(draft, report), tally, given["lowest"], given["highest"])
+        return cls(SegmentDraft(draft, report), tally, int(given["lowest"]), int(given["highest"]))
 
     def counted(self, aborted: tuple[int, ...]) -> int:
         """The number of the segment's rows without the rows of aborted subtransactions. ``aborted``: their xids,

@@ -132,7 +132,9 @@ class Leaders(ByProcess):
 
 
 def _counts(name: str) -> bool:
-    return "/_delta_log/" in name or not name.endswith(_LEFT)
+    """Not the note ``extent`` (``log.extent``): a resumed receiver may write it, and readers ignore a note that was
+    written for another position of the log."""
+    return "/_delta_log/" in name or not name.endswith((*_LEFT, "_pgcdc/extent"))
 
 
 def _stopped(command: subprocess.Popen[bytes], stopped: Stopped) -> list[psutil.Process]:

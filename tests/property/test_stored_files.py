@@ -251,6 +251,13 @@ def test_a_delta_commit_with_a_wrong_value_is_refused(
     assert refusal_of(files[name], "".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
 
+def test_a_prepared_transaction_without_its_highest_subxid_is_refused(files: dict[str, Stored]) -> None:
+    content = json.loads(files["prepared"].content)
+    for segment in content["segments"]:
+        segment["highest"] = None
+    assert refusal_of(files["prepared"], json.dumps(content).encode()) is not None
+
+
 def test_unknown_table_state_is_refused() -> None:
     row = {"state": "elsewhere", "lsn": 1, "reason": None, "shape": None, "at": None}
     with pytest.raises(PgcdcError, match=r"state of table public\.a: is damaged"):
