@@ -126,6 +126,14 @@ class Chronicle:
         them."""
         return not self.partial and any(entry.partial for entry in self._at(lsn, commits))
 
+    def renamed_back(self, title: str, lsn: int, commits: Mapping[int, int]) -> bool:
+        """Whether a table had this name before ``lsn`` and has it later, but has another name at ``lsn``."""
+        earlier = [entry for entry in self._entries if commits[entry.last] < lsn and title in entry.tables]
+        later = [entry for entry in self._entries if commits[entry.first] >= lsn and title in entry.tables]
+        here = {tables[title].oid for tables in self.at(lsn, commits) if title in tables}
+        before = {entry.tables[title].oid for entry in earlier}
+        return any(entry.tables[title].oid in before - here for entry in later)
+
     def _at(self, lsn: int, commits: Mapping[int, int]) -> list[_Entry]:
         found: list[_Entry] = []
         for entry in reversed(self._entries):
