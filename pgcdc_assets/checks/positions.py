@@ -95,7 +95,7 @@ class Pending:
 
     start: Lsn
     """The start of the batch that has the transaction. If the search stopped before it reached the transaction: the end
-    of the first batch in the first file that may contain the transaction."""
+    of the first batch in the first file that may contain the transaction, which may be above the true start."""
     committed: datetime
     """The first commit time in this batch, by the source's clock. If the search stopped before it reached the
     transaction: when the file was written."""
@@ -182,8 +182,8 @@ def _oldest(log: ChangeLog, owners: Mapping[int, tuple[TableName, Lsn]]) -> dict
 def _unread(
     segments: Sequence[Segment], owners: Mapping[int, tuple[TableName, Lsn]]
 ) -> dict[TableName, Pending]:  # fmt: skip
-    """For tables that were not found before the search stopped: an estimate from the first file above the mirror's
-    position that may contain rows of the table, according to the file's recorded bounds. Reads no file."""
+    """For the tables that the search did not reach: an estimate that reads no file. It takes the first file above the
+    mirror's position whose recorded lowest and highest OIDs include the table's OID."""
     found: dict[TableName, Pending] = {}
     for segment in sorted(segments, key=lambda segment: segment.batch_end):
         for oid, (name, position) in owners.items():

@@ -150,9 +150,9 @@ def _run(
     of = Replication(settings, pooled=False)
     engines = Engines(pyspark=lake_spark(settings)(), source=Source())
     with instance() as runs, noise_in_file(settings.run_log):
-        # The run itself also calls reserve(). It is called before the run as well, because a run that fails in
-        # reserve() would be recorded in the instance, where the sensor of the project that has the source's name would
-        # see it.
+        # The run calls reserve() too. It is called here first, so that a second project with the same source name fails
+        # before it has a run. A failed run would stand in the instance, where the first project's sensor would take it
+        # for its own.
         reserve(of, runs)
         try:
             job(of).execute_in_process(

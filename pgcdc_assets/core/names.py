@@ -68,11 +68,13 @@ def encoded(part: str) -> str:
     """The folder name for a schema or table. A character that a file system, the lake's layout or an engine would
     misread is written as ``~`` and two hex digits.
 
-    These characters are ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|`` and control characters, because delta-rs does
-    not find folders with ``%2F`` or one of these characters in their path, and ``~`` itself. The names ``.``, ``..``
-    and ``_delta_log``, and all names that begin with ``_pgcdc``, have another meaning as folders. The first character
-    of such a name is also written as ``~`` and two hex digits. For example, a folder ``_delta_log`` would turn the
-    schema's folder into a Delta table.
+    These characters are ``/``, ``%``, ``\\``, ``[``, ``]``, ``^``, ``|``, control characters, and ``~`` itself, because
+    a code begins with it. delta-rs does not find a folder with one of the others in its path, not even if ``/`` is
+    written as ``%2F``.
+
+    The names ``.``, ``..`` and ``_delta_log``, and all names that begin with ``_pgcdc``, have another meaning as
+    folders. The first character of such a name is also written as ``~`` and two hex digits. For example, a folder
+    ``_delta_log`` would turn the schema's folder into a Delta table.
     """
     text = _ODD.sub(lambda match: f"~{ord(match[0]):02X}", part)
     if text in (".", "..", "_delta_log") or text.startswith("_pgcdc"):

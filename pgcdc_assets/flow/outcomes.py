@@ -24,7 +24,7 @@ GOES_ON: Final = "run it again: it continues where it stopped"
 _RECORD_EVERY: Final = timedelta(minutes=1)
 """The least time between two successes that a sync in follow mode records. Each record is a write to the lake."""
 _MISTAKES: Final = (UsageError, UnknownTable, RangeGap)
-"""Mistakes of the caller. They are not recorded, because nothing is wrong with the lake."""
+"""Errors that only the caller's arguments cause. They are not recorded, because nothing is wrong with the lake."""
 
 
 class OperationKind(StrEnum):
@@ -127,9 +127,9 @@ class Operation:
 
 @contextmanager
 def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[str], None]) -> Iterator[Operation]:
-    """Record how the block ends. The caller holds the lake's lock. Mistakes of the caller and interrupts are not
-    recorded: the earlier outcome stays. If the record cannot be written, ``say`` reports this and the block continues,
-    because the disk may be full and the block may be the maintenance that frees space."""
+    """Record how the block ends. The caller holds the lake's lock. Errors in the caller's arguments and interrupts are
+    not recorded: the earlier outcome stays. If the record cannot be written, ``say`` reports this and the block
+    continues, because the disk may be full and the block may be the maintenance that frees space."""
     book = _Book(layout, kind, command, say)
     operation = Operation(book.succeeded)
     book.begun()

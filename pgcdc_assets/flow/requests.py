@@ -164,7 +164,7 @@ class VerifyRequests:
 
     def current(self) -> VerifyRequest | None:
         """The request that the sync obeys now; None if there is no request, or if the request has expired. An expired
-        request stays expired, even if it names an LSN later."""
+        request stays expired, even if ``verify`` then adds an LSN to it."""
         found = verify_request(self._layout)
         if found is None:
             self._seen.pop(VerifyRequest(None).tenure, None)

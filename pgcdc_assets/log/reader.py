@@ -260,7 +260,7 @@ def _segment(folder: Location, file: Added) -> Segment:
         commit_max=_lsn(high.get("commit_lsn")),
         relation_min=low.get("relation_id"),
         relation_max=high.get("relation_id"),
-        # ``low`` is the lowest kind in the file. SUMMARY sorts before all other kinds.
+        # SUMMARY sorts before all other kinds. So a file has summaries if its lowest kind is SUMMARY.
         notes=low.get("kind") == SUMMARY,
         unrelated=(stats.get("nullCount") or {}).get("relation_id") != 0,
         written=EPOCH + timedelta(milliseconds=file.action["modificationTime"]),

@@ -7,8 +7,8 @@ has appeared for ``TTL`` seconds by the process's own clock.
 
 Clocks of different machines are never compared. The holder counts ``TTL`` from a time before it sent its last link. Any
 other process counts from a time after it saw that link. So the holder stops before another process starts. Old links
-are deleted in ascending order. So if a process has created a link, and the link with the previous number still exists,
-no link with the new number was ever deleted.
+are deleted in ascending order. So a process that has created a link checks that the previous link still exists. If it
+does, no earlier link with the new number can have been deleted, and the process has the lease.
 
 A machine can be suspended after it has checked its clock, and before it sends a write. So the lease alone does not
 prevent a late write of an earlier holder. A process that takes a lease that was not given back also creates the commit

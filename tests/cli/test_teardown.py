@@ -48,7 +48,7 @@ def as_role(shell: Shell, role: str) -> None:
     shell.set(SOURCE=make_conninfo(shell.database.conninfo, user=role))
 
 
-def test_teardown_removes_our_slot_and_keeps_the_owners_publication(
+def test_teardown_removes_our_slot_and_keeps_a_publication_that_the_owner_of_the_tables_made(
     shell: Shell, conn: psycopg.Connection, role: str
 ) -> None:
     """Nothing on the source shows that the slot is ours. The project's own record of its slot shows it."""

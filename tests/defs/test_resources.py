@@ -89,7 +89,7 @@ def test_a_run_has_one_session_that_ends_with_the_run(recorded: Sessions, fails:
 
 
 def test_a_run_configures_spark_as_dagster_pyspark_does(recorded: Sessions) -> None:
-    """Values may be nested, and override the values of the setting ``spark``."""
+    """The ``spark_config`` of the resource may be nested, and overrides the values of the setting ``spark``."""
     given = {"spark.master": "local[1]", "spark": {"driver": {"memory": "2g"}, "ui": {"enabled": True}}}
     assert run(spark_config=given)
     assert [found.spark for found in recorded.started] == [

@@ -253,7 +253,7 @@ def test_a_mirror_is_materialised_when_its_copy_is_complete(instance: dg.Dagster
 @pytest.mark.parametrize(
     ("condition", "fires"), [(dg.AutomationCondition.eager(), False), (mirror_updated(), True)], ids=["eager", "ours"]
 )
-def test_asset_that_depends_on_a_table_published_later_runs_with_the_condition_of_pgcdc(
+def test_asset_that_depends_on_a_table_added_after_the_first_ranges_runs_with_our_condition(
     instance: dg.DagsterInstance, condition: dg.AutomationCondition[dg.AssetKey], fires: bool
 ) -> None:
     """The table has no materialization for the ranges before its copy. Dagster's ``eager`` condition would wait for

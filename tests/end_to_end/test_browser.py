@@ -1,4 +1,5 @@
-"""Dagster's UI as a user sees it: the graph, the metadata of a range, and a repair through the dialog."""
+"""Dagster's UI in a real browser: the graph of assets, the metadata of a range, and a repair that is started in the
+dialog "Materialize"."""
 
 from __future__ import annotations
 

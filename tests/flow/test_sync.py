@@ -325,7 +325,7 @@ def test_maintenance_works_during_a_sync_in_follow_mode(rig: Rig, monkeypatch: p
 
 
 @pytest.mark.long
-def test_verify_gets_its_point_before_a_waiting_command_and_only_one_command_may_wait(rig: Rig) -> None:
+def test_waiting_command_starts_only_after_verify_has_its_point_and_a_second_command_is_refused(rig: Rig) -> None:
     rig.setup()
     rig.sync()
     layout, reports, stop = rig.settings.layout, list[SyncReport](), threading.Event()

@@ -271,7 +271,7 @@ def test_each_alarm_has_a_section_that_explains_it() -> None:
 
 
 @pytest.mark.parametrize("page", ["guides/alarms.md", "guides/monitoring.md", "reference/metrics.md"])
-def test_commands_and_configuration_of_the_pages_exist(page: str) -> None:
+def test_commands_and_settings_that_the_documentation_of_metrics_uses_exist(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     for line in re.findall(r"`pgcdc ([^`]+)`", text):
         words = line.replace("TABLE", "public.t").replace(":9187", "127.0.0.1:9187").split()
