@@ -164,7 +164,8 @@ class DagsterObserver:
         self._unchecked -= self._checked
 
     def _events(self, report: RangeReport, key: str) -> list[dg.AssetMaterialization]:
-        """Materialisations for the assets of all tables together, and for the tables that changed."""
+        """Materialisations of the assets that belong to no single table, such as the log, and of the assets of each
+        table that changed."""
         from pgcdc_assets.points.points import ConsistentPoints
 
         names, placed, key_of = self._of.names, self._of.placed, self._of.key

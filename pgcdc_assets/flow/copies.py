@@ -216,9 +216,9 @@ class Copies:
 
     def _sorted(self, failures: Failures) -> set[TableName]:
         """Handle the failures of a round. Returns the tables that another session altered or locked, and that may be
-        copied again at once. Without follow mode, any other failure that a new copy could solve (a missing right, too
-        many tries) ends the run once the other tables have caught up. In follow mode, the table is tried again at the
-        next regular catalog check."""
+        copied again at once. Other failures may not occur at a later try, for example if a right is granted. After such
+        a failure, a run in follow mode tries the table again at the next regular catalog check. Any other run ends with
+        the failure, once the other tables have caught up."""
         again: set[TableName] = set()
         for name, failure in failures.items():
             if whose(failure) is not Whose.WAITS:

@@ -167,8 +167,8 @@ class PreparedFolder:
         return found
 
     def taken(self, key: PreparedKey, into: Scratch) -> list[SpilledSegment]:
-        """Copies the segments of a transaction that is being committed to drafts in ``into``. Raises LogCorrupt if a
-        file is missing or damaged."""
+        """Copies the segments of a transaction, whose commit has arrived, as drafts into ``into``. Raises LogCorrupt
+        if a file is missing or damaged."""
         segments: list[SpilledSegment] = []
         manifest = self._place(key, _MANIFEST)
         if not storage.exists(manifest):

@@ -104,7 +104,7 @@ class CopyCount:
     bytes: int = 0
     """Size of the tables on the source's disk; 0 until it is known."""
     read: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    """Returns how many rows were read, and how many of the ``bytes``."""
+    """Returns how many rows and how many bytes were read up to now."""
 
 
 Failures = dict[TableName, PgcdcError]

@@ -96,9 +96,9 @@ def data_messages(octets: Octets) -> tuple[Ints, Ints]:
     ends = _ends(octets, places)
     known = (ends - places >= HEADER) & (ends <= len(octets))
     places, ends = places[known], ends[known]
-    # The indexes of candidates that do not end where the next candidate begins, and of the last candidate. After such a
-    # candidate, the next candidate is either a false match inside it, or is preceded by a message that is too long to
-    # be a candidate.
+    # The indexes of candidates that do not end where the next candidate begins, and of the last candidate. There are
+    # two causes: the next candidate is a false match inside this one, or a message between them is too long for the
+    # search.
     breaks = np.append(np.flatnonzero(ends[:-1] != places[1:]), len(places) - 1)
     starts: list[Ints] = []
     at = 0

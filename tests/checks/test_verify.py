@@ -110,7 +110,7 @@ def test_every_value_differs_from_every_other_value_of_its_column(kinds: Kinds) 
 
 
 @pytest.mark.long
-def test_the_text_of_a_value_that_does_not_fit_is_compared(kinds: Kinds) -> None:
+def test_a_value_that_does_not_fit_its_column_in_the_mirror_is_compared_by_its_text(kinds: Kinds) -> None:
     for name, kind in mirrors.KINDS.items():
         for n, value in enumerate(kind.values):
             if value.raw is not None:

@@ -145,7 +145,8 @@ class ByProcess(LakeRig):
             self._sync()
 
     def _sync(self) -> None:
-        """Run sync until it has copied every table. The writers may truncate a table after each of its snapshots."""
+        """Run sync until it has copied every table. One sync may not be enough: if a random writer truncates a table
+        after its snapshot, the table must be copied again."""
         for _ in range(10):
             result = self.project.run("sync", expect=None)
             if result.code == 0:

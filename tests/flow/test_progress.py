@@ -445,8 +445,8 @@ def test_catalog_check_keeps_the_state_of_a_copy_that_starts_during_the_check(pr
 
 
 def test_a_table_is_unchanged_since_the_lsn_in_its_mirrors_delta_log(tmp_path: Path) -> None:
-    """A later run also uses this LSN for the table, although the newest point is at a higher LSN, because other tables
-    have changed."""
+    """A later run takes this LSN from the Delta log, and not the higher LSN of the newest point. The point is higher
+    only because other tables have changed."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(30))
     progress = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))

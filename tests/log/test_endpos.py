@@ -140,8 +140,8 @@ def test_receiver_waits_until_the_source_reaches_a_goal_above_its_position(sourc
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
     until_event(receiver, "batch")
-    # If the goal were in existing WAL, the run would end during this sleep: such a run waits only for three times
-    # wal_writer_delay (50 ms here).
+    # The run must not end during this sleep, because the goal is in WAL that does not exist yet. A run to a goal in
+    # existing WAL would have ended: it waits at most for three times wal_writer_delay (50 ms here).
     time.sleep(0.8)
     assert not any(event.name == "arrived" for event in receiver.events(0))
     source.run("INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 10000) g")

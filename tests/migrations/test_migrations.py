@@ -60,7 +60,7 @@ class Played:
     copies: Counter[str]
     """Number of copies after the first copy, by schema."""
     listed: set[str]
-    """Schemas of the tables in the newest point."""
+    """Names of the schemas that have tables in the newest point."""
     schemas: dict[str, Migration]
     reasons: dict[str, list[str]]
     tally: Tally

@@ -170,7 +170,7 @@ def test_repair_follows_a_row_through_several_keys_in_any_order_of_feed_files() 
         assert repaired(rotated, LsnRange(Lsn(100), Lsn(101))).keys() == {1, 2, 3}
 
 
-def test_repair_of_a_range_without_events_covers_no_key() -> None:
+def test_repair_of_a_range_without_events_computes_no_row_again() -> None:
     assert repaired(feed_rows([("I", 1, "x", "y")]).slice(0, 0), LsnRange(Lsn(100), Lsn(101))) == {}
 
 
@@ -327,6 +327,6 @@ def test_equal_rows_with_nan_cancel_out() -> None:
     assert (net.removed.num_rows, net.added.num_rows) == (0, 0)
 
 
-def test_no_events_have_no_net_effect() -> None:
+def test_the_net_effect_of_an_empty_list_of_events_is_empty() -> None:
     net = net_rows(events(("D", "x", "one")).slice(0, 0), MULTISET_COLUMNS)
     assert (net.added.num_rows, net.removed.num_rows) == (0, 0)

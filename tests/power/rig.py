@@ -180,7 +180,8 @@ class PowerRig:
     def recovered(self) -> None:
         self.set_slot_back()
         if load_note(STATE_FOLDER).log is not None:
-            # The image must not be refused as a copy of the original project, which still exists.
+            # After the power cut, the lake is a copy at another path. Write this path into the note. Otherwise pgcdc
+            # refuses the lake as a copy of the original project, which still exists.
             change_note(STATE_FOLDER, lake=self.settings.layout.root.text)
         assert self.settings.source is not None
         engine = Engine(self.settings, self.settings.source, Silent(), lambda: self.spark, "power cut test")

@@ -62,7 +62,7 @@ def test_decoding_an_empty_batch_returns_no_images(type_: pa.DataType, payload: 
 
 
 def test_columns_of_more_than_2_gib_are_decoded() -> None:
-    # The offsets are above 2 GiB. The anonymous memory below them is never used, so only the size of the slice matters.
+    # The offsets are above 2 GiB. The anonymous memory below them is never touched, so the test needs little memory.
     start = (1 << 31) + 5
     content = b"".join(PAYLOADS)
     with mmap.mmap(-1, start + len(content)) as memory:

@@ -97,7 +97,7 @@ def test_spark_with_a_metastore_reads_the_mirror_by_its_name(
     assert json.loads(asked.stdout) == [[2, "b"]]
 
 
-def test_entry_gets_new_columns_of_its_mirror_and_is_removed_only_for_its_owner(
+def test_entry_gets_new_columns_and_is_removed_only_by_the_project_that_made_it(
     metastore: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     with closing(_hive(metastore, spark, "own_")) as hive:

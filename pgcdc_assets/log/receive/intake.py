@@ -211,8 +211,8 @@ class Intake:
     # Two-phase commit: the content arrives at PREPARE, but its place in the log is the COMMIT PREPARED --
 
     def _prepare(self, message: Prepare, run: FrameRun, index: int) -> Prepared | Dropped:
-        """Handles a PREPARE. If the transaction is already known, drops its content, because the server sends the
-        content again at each connect until the PREPARE is confirmed."""
+        """Handles a PREPARE. If the transaction is already stored, drops the content that has just arrived: until
+        the PREPARE is confirmed, the server sends the content again at each connect."""
         known = self._known(run.lsn(index))
         came, overlay = self._blocks.end(message, run, index)
         overlay.pass_on()

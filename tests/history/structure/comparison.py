@@ -162,8 +162,8 @@ class Comparison:
     def missing_tables(self) -> list[Failure]:
         """Permanent tables of the source that are missing from the newest point.
 
-        Exceptions: tables of a schema that was removed from a publication of another owner, and partitioned tables
-        without partitions or with only UNLOGGED partitions. They cannot be replicated.
+        Exceptions, because they cannot be replicated: tables of a schema that was removed from a publication that pgcdc
+        has not made, and partitioned tables without partitions or with only UNLOGGED partitions.
         """
         names = {f"{name.schema}.{name.name}" for name in Lake(self.settings.layout.root).at().tables}
         wanted = {title for title, source in self.chronicle.now.items() if source.logged}

@@ -59,7 +59,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties that all histories of a group share."""
+    """The properties that are the same for all histories played together in one database, such as the kind of
+    publication."""
 
     scope: str
     via_root: bool

@@ -138,7 +138,8 @@ class Table:
         return int(match[1]) if match else None
 
     def typed(self, type_: str) -> list[Column]:
-        """Columns of a type except ``id``. A type of the history's schema is named without the schema."""
+        """The columns whose type is ``type_``, without the column ``id``. For a type in the history's schema, ``type_``
+        is the name without the schema."""
         return [c for c in self.columns if c.plain_type == type_ and not c.generated and c.name != "id"]
 
 
