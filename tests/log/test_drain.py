@@ -20,7 +20,7 @@ from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from pgcdc_assets.source.connect.readers import SocketReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.slot import FLUSH_LSN, INSERT_LSN, WITHIN, flush_lsn
+from pgcdc_assets.source.slot.slot import WAL_ENDS, WITHIN, flush_lsn
 from pgcdc_assets.source.stream.drain import RANGE_LIMITS, RangeLimits
 from tests.log.conftest import PUBLICATION, Source, content, eventually, rows
 from tests.log.inside import ranges_of, receive_inside
@@ -187,7 +187,7 @@ def test_complete_transactions_are_drained_even_if_a_later_record_is_incomplete(
             other.execute("BEGIN")
 
             def written_ahead(writer: psycopg.Connection = other) -> bool:
-                query = f"SELECT {INSERT_LSN} - {FLUSH_LSN}, {WITHIN}"
+                query = f"SELECT wal.inserted - wal.flushed, {WITHIN} FROM {WAL_ENDS}"
                 ((unflushed, within),) = source.conn.execute(query.encode()).fetchall()
                 if not unflushed:
                     writer.execute("INSERT INTO foreign_table SELECT g, 'x' FROM generate_series(1, 3000) g")

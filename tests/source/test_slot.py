@@ -19,7 +19,16 @@ from pgcdc_assets.source.catalog.tables import CatalogSnapshot, read_catalog, re
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
 from pgcdc_assets.source.slot.blockers import transactions
-from pgcdc_assets.source.slot.slot import RECORD_END, SlotStatus, check_slot, identity, require_slot, slot_status
+from pgcdc_assets.source.slot.slot import (
+    RECORD_END,
+    WAL_ENDS,
+    WITHIN,
+    SlotStatus,
+    check_slot,
+    identity,
+    require_slot,
+    slot_status,
+)
 from tests.fix_postgres import Database
 from tests.servers import VERSIONS, new_server
 
@@ -154,10 +163,11 @@ def test_the_end_of_a_wal_record_is_read_as_a_position_before_the_next_page_head
         def at(query: str) -> Lsn:
             return Lsn.parse(str(conn.execute(query.encode()).fetchall()[0][0]))
 
+        record_end = f"SELECT {RECORD_END} FROM {WAL_ENDS}"
         # An attempt takes some milliseconds, and fails if another session writes WAL. An autovacuum may write during
         # more than fifty attempts.
         for _ in range(3000):
-            before = at(RECORD_END)
+            before = at(record_end)
             bare = at("SELECT pg_logical_emit_message(false, '', '')") - before
             # This record fills the page to its end, if no other session writes and the rest of the page is large
             # enough.
@@ -165,14 +175,24 @@ def test_the_end_of_a_wal_record_is_read_as_a_position_before_the_next_page_head
             if room < 0:
                 continue
             conn.execute("SELECT pg_logical_emit_message(false, '', repeat('x', %s))", [room])
-            end, inserted = at(RECORD_END), at("SELECT pg_current_wal_insert_lsn()")
+            end, inserted = at(record_end), at("SELECT pg_current_wal_insert_lsn()")
             assert end == inserted or (end % 8192 == 0 and inserted - end in (24, 40))
             if end != inserted:
                 break
         else:
             raise AssertionError("no record ended with its page")
         conn.execute("SELECT pg_switch_wal()")
-        assert at(RECORD_END) % (1 << 20) == 0
+        assert at(record_end) % (1 << 20) == 0
+
+
+def test_each_position_of_the_wal_is_read_once_and_the_flush_position_first(database: Database) -> None:
+    """If a condition and its result read the flush position separately, the second reading may be the end of a page, in
+    the middle of a record."""
+    with database.connect() as conn:
+        query = f"EXPLAIN VERBOSE SELECT CASE WHEN {WITHIN} THEN {RECORD_END} ELSE wal.flushed END FROM {WAL_ENDS}"
+        plan = "\n".join(line for (line,) in conn.execute(query.encode()).fetchall())
+    assert (plan.count("pg_current_wal_flush_lsn()"), plan.count("pg_current_wal_insert_lsn()")) == (1, 1)
+    assert plan.index("pg_current_wal_flush_lsn()") < plan.index("pg_current_wal_insert_lsn()")
 
 
 # The query of the published tables does not wait for locks on the tables, and its result equals pg_publication_tables

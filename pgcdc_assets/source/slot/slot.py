@@ -25,20 +25,23 @@ INSERT_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn(
 """SQL: the end of the written WAL, flushed or not. It may include a page header that no record follows."""
 FLUSH_LSN: Final = "(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)"
 """SQL: the end of the durable WAL. It may lie inside a record, but only at the end of a page (:data:`WITHIN`)."""
-WITHIN: Final = f"({FLUSH_LSN} < {INSERT_LSN} AND ({FLUSH_LSN} - '0/0') % current_setting('wal_block_size')::int8 = 0)"
-"""SQL: whether the flush position may lie inside a record. A commit flushes WAL up to the end of a record. Without a
-commit, the WAL writer flushes only whole pages (XLogBackgroundFlush), and a page may end inside a record."""
+WAL_ENDS: Final = f"(SELECT {FLUSH_LSN} AS flushed, {INSERT_LSN} AS inserted) AS wal"
+"""SQL, for a FROM clause: one row with both positions. Each is read once, and the flush position first. If a condition
+read them several times, they could move between the condition and its result."""
+WITHIN: Final = "(wal.flushed < wal.inserted AND (wal.flushed - '0/0') % current_setting('wal_block_size')::int8 = 0)"
+"""SQL: whether the flush position of WAL_ENDS may lie inside a record. A commit flushes WAL up to the end of a record.
+Without a commit, the WAL writer flushes only whole pages (XLogBackgroundFlush), and a page may end inside a record."""
 _SHORT_HEADER: Final = 24
 _LONG_HEADER: Final = 40
 """Bytes of the header of a page, and of the header of a segment file's first page (xlog_internal.h)."""
+_SEGMENT: Final = "(SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size')"
 RECORD_END: Final = f"""
-SELECT (lsn - CASE WHEN (lsn - '0/0') % segment = {_LONG_HEADER} THEN {_LONG_HEADER}
-                   WHEN (lsn - '0/0') % page = {_SHORT_HEADER} THEN {_SHORT_HEADER} ELSE 0 END)::text
-FROM (SELECT {INSERT_LSN} AS lsn, current_setting('wal_block_size')::int AS page,
-             (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size') AS segment) AS w
-"""  # noqa: S608  (put together of our own constants)
-"""SQL: a query for the end of the last record. The flush position always reaches this LSN at some time. It may never
-reach the insert position, which can lie after a page header that no record follows."""
+(wal.inserted - CASE WHEN (wal.inserted - '0/0') % {_SEGMENT} = {_LONG_HEADER} THEN {_LONG_HEADER}
+  WHEN (wal.inserted - '0/0') % current_setting('wal_block_size')::int8 = {_SHORT_HEADER} THEN {_SHORT_HEADER}
+  ELSE 0 END)
+"""
+"""SQL: the end of the last record before the insert position of WAL_ENDS. The flush position always reaches this LSN at
+some time. It may never reach the insert position, which can lie after a page header that no record follows."""
 PLUGIN = "pgoutput"
 LOCK_SECONDS = 600
 """The lock_timeout of slot creation, in seconds. It applies to each transaction for which the creation waits. A nightly
@@ -278,7 +281,8 @@ def flush_lsn(conn: psycopg.Connection[Any]) -> Lsn:
 def boundary(conn: psycopg.Connection[Any]) -> Lsn:
     """Returns an LSN at which a range of the change log may end, because no record crosses it. This is the flush
     position or, if the flush position may lie inside a record, the end of the last written record."""
-    return Lsn.parse(_row(conn, f"SELECT CASE WHEN {WITHIN} THEN ({RECORD_END}) ELSE {FLUSH_LSN}::text END")[0])
+    found = f"SELECT (CASE WHEN {WITHIN} THEN {RECORD_END} ELSE wal.flushed END)::text FROM {WAL_ENDS}"  # noqa: S608
+    return Lsn.parse(_row(conn, found)[0])
 
 
 class SourceClock:

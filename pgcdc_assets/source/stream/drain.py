@@ -32,7 +32,7 @@ from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.pluginoptions import PluginOptions
 from pgcdc_assets.source.connect.readers import FrameSource, SocketReader
 from pgcdc_assets.source.connect.walsender import ReplicationConnection
-from pgcdc_assets.source.slot.slot import FLUSH_LSN, WITHIN
+from pgcdc_assets.source.slot.slot import WAL_ENDS, WITHIN
 
 LEAST_BYTES: Final = 32 << 20
 """A smaller backlog is streamed. A drain has to copy the slot first, and the stream sends this much WAL in the same
@@ -88,8 +88,8 @@ _RANGE: Final = (
     " TO STDOUT (FORMAT binary)"
 )
 _WHERE: Final = (
-    f"SELECT {FLUSH_LSN}::text, {WITHIN}::text, restart_lsn::text"  # noqa: S608
-    " FROM pg_catalog.pg_replication_slots WHERE slot_name = {slot}"
+    f"SELECT wal.flushed::text, {WITHIN}::text, restart_lsn::text"  # noqa: S608
+    f" FROM {WAL_ENDS}, pg_catalog.pg_replication_slots WHERE slot_name = {{slot}}"
 )
 _ADVANCE: Final = """
 SELECT pg_replication_slot_advance(w.slot, w.lsn) FROM (SELECT %s::name AS slot, %s::pg_lsn AS lsn) AS w
