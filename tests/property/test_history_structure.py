@@ -1,9 +1,9 @@
 """Random histories with schema changes: a point lists a table as it was at the point's LSN, or does not list it.
 
 ``PGCDC_TEST_HISTORIES=N`` sets the number of histories in the long tests, and ``PGCDC_TEST_SEED=S`` selects the first
-history. A failure message has the numbers of the failed histories. ``PGCDC_TEST_HISTORY=205`` runs a single history,
-and shortens it to the steps that it needs to fail. Add ``PGCDC_TEST_LONG=1`` for a long history, and
-``PGCDC_TEST_COLUMNS=1`` for a history of column changes.
+history. A failure message has the numbers of the failed histories. The folder ``build/histories`` then has the lake of
+each failed group. ``PGCDC_TEST_HISTORY=205`` runs a single history, and shortens it to the steps that it needs to fail.
+Add ``PGCDC_TEST_LONG=1`` for a long history, and ``PGCDC_TEST_COLUMNS=1`` for a history of column changes.
 """
 
 from __future__ import annotations

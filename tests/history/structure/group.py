@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import shutil
 import tempfile
 import threading
 import time
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -49,6 +51,8 @@ from tests.projectfiles import CATALOG_FILE
 
 logger = logging.getLogger(__name__)
 
+KEPT = Path.cwd() / "build" / "histories"
+"""The folders of failed groups are moved here, so that the lake and the log of its syncs can be read."""
 SECONDS = 900.0
 """The longest duration of one sync in seconds, on a busy machine."""
 PATIENCE = 3.0
@@ -66,6 +70,14 @@ TEMPO = 0.3
 steps."""
 
 
+class Noted(Silent):
+    """Writes what the syncs report to the file ``syncs.log`` in the project's folder, with the time."""
+
+    def progress(self, stage: str, message: str, **numbers: float | str) -> None:
+        with Path("syncs.log").open("a") as file:
+            file.write(f"{time.time():.3f} {stage}: {message}\n")
+
+
 @dataclass
 class HistoryGroup:
     kind: Kind
@@ -77,7 +89,7 @@ class HistoryGroup:
     chance: random.Random
     power: Outages | None = None
     """If set, the power is cut during every sync, and another sync recovers."""
-    observer: Silent = field(default_factory=Silent)
+    observer: Silent = field(default_factory=Noted)
     _following: Run | None = None
 
     def play(self) -> None:
@@ -289,6 +301,8 @@ def group(
         finally:
             with contextlib.suppress(BaseException):
                 found.stop()
+            if found.failed:
+                shutil.copytree(folder, KEPT / str(histories[0].seed), dirs_exist_ok=True)
 
 
 @contextmanager
