@@ -115,7 +115,10 @@ class Served:
         return self.project.settings[_MARK]
 
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = 150) -> None:
-        wait_for(lambda: condition() or self.process.poll() is not None, seconds, what)
+        try:
+            wait_for(lambda: condition() or self.process.poll() is not None, seconds, what)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{self.words}") from None
         assert self.process.poll() is None, self.words
 
 
