@@ -52,7 +52,7 @@ from tests.projectfiles import CATALOG_FILE
 logger = logging.getLogger(__name__)
 
 KEPT = Path.cwd() / "build" / "histories"
-"""The folders of failed groups are moved here, so that the lake and the log of its syncs can be read."""
+"""The folders of failed groups are copied here, so that the lake and the log of its syncs can be read."""
 SECONDS = 900.0
 """The longest duration of one sync in seconds, on a busy machine."""
 PATIENCE = 3.0
@@ -302,7 +302,10 @@ def group(
             with contextlib.suppress(BaseException):
                 found.stop()
             if found.failed:
-                shutil.copytree(folder, KEPT / str(histories[0].seed), dirs_exist_ok=True)
+                kept = KEPT / str(histories[0].seed)
+                # An earlier, longer form of the same history may have failed too.
+                shutil.rmtree(kept, ignore_errors=True)
+                shutil.copytree(folder, kept)
 
 
 @contextmanager
