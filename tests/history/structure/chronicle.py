@@ -121,10 +121,14 @@ class Chronicle:
     def partial(self) -> bool:
         return self._entries[-1].partial
 
+    @property
+    def oids(self) -> set[int]:
+        """The OIDs of the tables that exist now."""
+        return {table.oid for table in self.now.values()}
+
     def partial_at(self, lsn: int, commits: Mapping[int, int]) -> bool:
-        """Whether the publication may have excluded inserts, updates or deletes at that LSN, but now publishes all of
-        them."""
-        return not self.partial and any(entry.partial for entry in self._at(lsn, commits))
+        """Whether the publication may have excluded inserts, updates or deletes at that LSN."""
+        return any(entry.partial for entry in self._at(lsn, commits))
 
     def renamed_back(self, title: str, lsn: int, commits: Mapping[int, int]) -> bool:
         """Whether a table had this name before ``lsn`` and has it later, but has another name at ``lsn``."""

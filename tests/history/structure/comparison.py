@@ -86,7 +86,7 @@ class Comparison:
 
     def _points(self, inserts_only: set[int]) -> Iterator[Failure]:
         points = ConsistentPoints(self.settings.layout).all()
-        commits = self.chronicle.commits()
+        commits, exist = self.chronicle.commits(), self.chronicle.oids
         for point in points[self.seen :]:
             at = int(point.replay_lsn)
             for failure in self._point(point, self.chronicle.at(at, commits)):
@@ -95,7 +95,9 @@ class Comparison:
                 elif self.chronicle.renamed_back(failure.title, at, commits):
                     # docs/explanation/limits.md: the point may list the table under the wrong name.
                     self.reported["renamed back"] += 1
-                elif self.chronicle.partial_at(at, commits):
+                elif self.chronicle.partial_at(at, commits) and not (self.chronicle.partial and failure.oids & exist):
+                    # `status` can no longer report this: the publication has all kinds of changes again, or the table
+                    # was dropped.
                     self.reported["changes left out"] += 1
                 else:
                     yield failure
