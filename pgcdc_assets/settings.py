@@ -353,8 +353,8 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise _wrong(dict(error.errors(include_input=False, include_url=False)[0])) from None
         except pydantic_settings.SettingsError as error:
-            # The value of a variable whose setting is a list or map is not JSON. The library's message names the
-            # setting, and does not quote the value.
+            # The setting is a list or a map, and the value of its environment variable is not valid JSON. The library's
+            # message names the setting, and does not quote the value.
             named = re.search(r'field "(\w+)"', str(error))
             name = named[1] if named else "settings"
             example = _EXAMPLES.get(name, "...")

@@ -154,7 +154,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _text(value: Any) -> str:
-    """The value as a variable holds it: lists and maps as JSON."""
+    """The value as text, as an environment variable holds it: lists and maps as JSON."""
     return str(value) if isinstance(value, (str, Path)) else json.dumps(value)
 
 

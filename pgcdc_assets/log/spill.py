@@ -181,7 +181,8 @@ class PreparedFolder:
         return segments
 
     def committing(self, commits: Mapping[PreparedKey, int]) -> None:
-        """Write the mark, with the ``commit_lsn``, of each transaction that the next Delta commit adds to the log."""
+        """Called before a Delta commit adds these transactions to the log. Writes a file with its ``commit_lsn`` for
+        each of them."""
         for key, commit_lsn in commits.items():
             storage.replace(self._place(key, _COMMITTING), str(int(commit_lsn)).encode())
             passed(FaultPoint.PREPARED_COMMITTING)

@@ -80,7 +80,8 @@ ANY_TIME = "at a random time"
 
 @dataclass
 class Tally:
-    """Counts the cycles in which the crash interrupted a change and all checks succeeded."""
+    """Counts, by fault point, the processes that were killed there in the middle of a durable step, if all later checks
+    succeeded."""
 
     seed: int
     survived: Counter[tuple[str, Kind]] = field(default_factory=Counter)

@@ -179,7 +179,7 @@ def test_the_guide_lists_each_attribute_of_the_component_and_each_argument() -> 
     assert set(listed) == {one.name for one in given if one.kind is one.KEYWORD_ONLY}
 
 
-def test_names_in_the_guide_to_the_ui_exist(tmp_path: Path) -> None:
+def test_definitions_have_all_names_that_the_guide_to_the_ui_mentions(tmp_path: Path) -> None:
     (defs,) = sources(tmp_path, "shop", settings={"messages": ["*"]})
     repository = defs.get_repository_def()
     names = {job.name for job in repository.get_all_jobs()} | {"shop_lake"}

@@ -282,7 +282,9 @@ def test_asset_that_depends_on_a_table_added_after_the_first_ranges_runs_with_ou
     assert third.total_requested == 0
 
 
-def test_a_run_has_its_process_as_a_tag_and_passes_its_limits_to_the_engine(instance: dg.DagsterInstance) -> None:
+def test_a_run_is_tagged_with_its_process_name_and_passes_its_config_to_the_engine(
+    instance: dg.DagsterInstance,
+) -> None:
     script = Script()
     result = sync(instance, script, until="0/FF", max_seconds=5.0, idle_seconds=1.0, copy_anew=['"A b".c'])
     assert result.success

@@ -294,7 +294,8 @@ def test_no_point_lists_a_table_after_ddl_that_requires_a_new_copy(run: Run, don
 
 @pytest.mark.parametrize("done", ["ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO w"])
 def test_column_change_that_the_mirror_follows_removes_the_table_only_from_later_points(run: Run, done: str) -> None:
-    """The point before the change lists the table, so another point at the same LSN must list it, too."""
+    """The point before the change lists the table. A second point at the same LSN must list it too. Only points at
+    higher LSNs leave it out."""
     assert run.listed() == {QUIET, T}
     version = run.work.progress[T].version
     run.user.execute(done.encode())

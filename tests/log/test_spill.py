@@ -278,7 +278,8 @@ def test_transaction_below_the_position_of_the_log_is_not_stored_again(tmp_path:
 def test_run_with_an_endpos_around_a_commit_record_ends_at_a_boundary(
     receiving: Receiving, goal: int, taken: bool, boundary: int
 ) -> None:
-    """No boundary may lie inside the commit record, so the next run stores the transaction."""
+    """No boundary may lie inside the commit record. So if the endpos lies inside it, the run ends at the boundary
+    before it, and the transaction is left to the next run."""
     receiving.intake.positions.goal = Endpos(Lsn(goal), wal_writer_delay=0.2)
     receiving.take(block((TOP, row(1))))
     receiving.spill()

@@ -34,7 +34,8 @@ IN_BLOCKS, WHOLE = {"streaming": True}, {"streaming": False}
 
 @pytest.fixture
 def twins(source: Source, request: pytest.FixtureRequest) -> Twins:
-    """Large transactions are streamed in blocks. Small transactions are never streamed."""
+    """Two logs of the same source, one of them with ``two_phase``. Unless the test asks for another option, its large
+    transactions arrive in blocks."""
     little_memory(source)
     return Twins.of(source, two_phase=True, **getattr(request, "param", IN_BLOCKS))
 

@@ -160,7 +160,7 @@ def test_a_raw_text_is_kept_or_dropped_with_its_value(stored: Stored) -> None:
     }
 
 
-def test_rows_with_many_kept_values_are_written_in_several_parts(
+def test_rows_that_keep_many_values_of_the_mirror_are_written_in_several_parts(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rowlookup, "FETCHED_BYTES", 1)

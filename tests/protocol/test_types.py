@@ -117,7 +117,7 @@ def test_column_of_every_arrow_string_type_is_cast() -> None:
     assert cast(pa.chunked_array([], pa.string()), array(INT4)).values.to_pylist() == []
 
 
-def test_cast_leaves_texts_unchanged() -> None:
+def test_values_of_types_that_are_stored_as_text_are_not_changed_by_the_cast() -> None:
     for of in (TEXT, BPCHAR, UUID, JSONB, TIME, TIMETZ, INTERVAL, MONEY, NUMERIC, ENUM, COMPOSITE, domain(TEXT)):
         texts = ["ab   ", "24:00:00", "", "$1,234.50", "NaN", '(1,"a b")', None, "é", "infinity"]
         assert read(texts, of) == texts

@@ -245,7 +245,8 @@ class WholeTransactions:
 
     def _first_new(self, run: FrameRun, before: OpenTransaction | None, standalone: dict[int, Lsn]) -> int:
         """The number of the first frame that is new to the log. The log already contains a transaction exactly if its
-        ``commit_lsn < transform_lsn``, because no boundary is inside a commit record."""
+        ``commit_lsn`` is below ``transform_lsn``, the log's position. This position is a boundary, and no boundary is
+        inside a commit record."""
         if before is not None and before.final_lsn >= self._positions.transform_lsn:
             return 0
         new = run.brackets.begins[run.brackets.final_lsn >= self._positions.transform_lsn]

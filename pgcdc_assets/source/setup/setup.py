@@ -281,8 +281,9 @@ def _user(conn: psycopg.Connection[Any]) -> str:
 def _slot_findings(
     conn: psycopg.Connection[Any], settings: Settings, made: Container[str], *, others: bool
 ) -> list[Finding]:
-    """Findings on a slot that this project did not create. ``others``: whether setup would change the tables that the
-    slot's publications list, and this project was never set up."""
+    """Findings on a slot that this project did not create. ``others``: whether the slot seems to belong to another
+    project, because this project was never set up, and setup would change the tables that the slot's publications
+    list."""
     status = slot_status(conn, settings.slot)
     if status is None or status.database != status.connected_to or f"slot {settings.slot}" in made:
         return []

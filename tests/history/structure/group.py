@@ -52,7 +52,7 @@ from tests.projectfiles import CATALOG_FILE
 logger = logging.getLogger(__name__)
 
 KEPT = Path.cwd() / "build" / "histories"
-"""The folders of failed groups are copied here, so that the lake and the log of its syncs can be read."""
+"""If a group fails, its folder is copied here, with its lake and ``syncs.log``."""
 SECONDS = 900.0
 """The longest duration of one sync in seconds, on a busy machine."""
 PATIENCE = 3.0
