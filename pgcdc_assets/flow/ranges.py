@@ -206,7 +206,8 @@ class RunRanges:
         return self._open.due
 
     def count(self, log: LogSpan, turn: Turn) -> list[BatchSummary]:
-        """Count a turn that is not only for late tables. Returns the batches that no earlier turn has applied."""
+        """Add the batches that no earlier turn has applied to the open range; returns them. Not called for a turn of
+        late tables only, which has no such batches."""
         batches = log.ending_within(self._counted, turn.upto)
         if batches:
             self._counted = batches[-1].end

@@ -38,9 +38,9 @@ class Segment:
     rows: int
     """Number of rows in the file, including rows of aborted subtransactions."""
     batch_end: Lsn
-    """The end of the last batch that has rows in the file. Most files have rows of only one batch, so both ends are
-    equal."""
+    """The end of the last batch that has rows in the file."""
     first_batch_end: Lsn
+    """The end of the first batch that has rows in the file. Most files have rows of only one batch."""
     commit_min: Lsn | None
     commit_max: Lsn | None
     relation_min: int | None

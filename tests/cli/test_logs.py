@@ -130,7 +130,9 @@ def test_log_lines_of_a_run_are_text_by_default(capfd: pytest.CaptureFixture[str
     ]
 
 
-def test_a_log_line_has_the_fields_of_logs_about_and_of_its_own_call(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_line_has_the_fields_of_the_block_around_it_and_of_its_own_call(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     logs.begin(as_json=True, process="receiver")
     with logs.about(stage="apply", lsn="0/1"):
         logging.getLogger("pgcdc_assets.log.commit").warning("%d tables", 2, extra={"lsn": "0/2"})

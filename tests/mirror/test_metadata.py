@@ -285,7 +285,7 @@ def test_writing_comments_keeps_column_ids_and_physical_names(tmp_path: Path) ->
     assert {name: metadata[name] for name in ("id", "n")} == {name: before[name] for name in ("id", "n")}
 
 
-def test_comments_cannot_be_written_to_a_mirror_that_contains_no_copy(tmp_path: Path) -> None:
+def test_comments_cannot_be_written_to_a_mirror_whose_table_was_never_copied(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, PLAIN)
     with pytest.raises(LakeError, match="contains no copy"):
         commented(mirror, replace(T, name=replace(T.name, name="other")))

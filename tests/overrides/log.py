@@ -167,7 +167,7 @@ override("rolled_back_rows_are_counted", "pgcdc_assets.log.commitfacts:CommitFac
     test="tests/log/test_commitfacts.py::test_early_files_have_the_same_rows_as_files_written_at_commit")  # fmt: skip
 
 
-# The source is the one of the log, and has all changes above the end of the log -------------------------
+# The receiver checks that the log belongs to this source, and that the slot still has all later changes --
 override("slot_ahead_is_accepted", "pgcdc_assets.source.slot.slot:check_slot",
     lambda original: without(original, "raise SlotAhead"),
     rule="a slot with a confirmed position above the log is refused, because changes are lost",

@@ -33,8 +33,8 @@ for ever is recorded, too."""
 BEARABLE_SECONDS = 1.0
 """How many seconds longer a query may take than without pgcdc's sessions."""
 STORMS = 3
-"""How often the test repeats the comparison. A busy machine makes some queries slow in one repetition. A lock that
-pgcdc holds too long makes queries slow in every repetition."""
+"""How often the test compares the times of the queries with and without pgcdc. A busy machine makes some
+queries slow in one repetition. A lock that pgcdc holds too long makes queries slow in every repetition."""
 
 _CREATE = "CREATE TABLE {0} (id int PRIMARY KEY, v text, n int)"
 _FILL = f"INSERT INTO {{0}} SELECT i, repeat('v', 60), i FROM generate_series(1, {ROWS}) AS i"

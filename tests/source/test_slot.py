@@ -186,8 +186,8 @@ def test_the_end_of_a_wal_record_is_read_as_a_position_before_the_next_page_head
 
 
 def test_each_position_of_the_wal_is_read_once_and_the_flush_position_first(database: Database) -> None:
-    """If a condition and its result read the flush position separately, the second reading may be the end of a page, in
-    the middle of a record."""
+    """If ``CASE WHEN ... THEN ...`` read the flush position once in the condition and once in the result, the second
+    reading could be higher: the end of a page, in the middle of a record."""
     with database.connect() as conn:
         query = f"EXPLAIN VERBOSE SELECT CASE WHEN {WITHIN} THEN {RECORD_END} ELSE wal.flushed END FROM {WAL_ENDS}"
         plan = "\n".join(line for (line,) in conn.execute(query.encode()).fetchall())

@@ -184,7 +184,7 @@ def test_archive_for_executors_has_neither_spark_nor_dagster(unpacked: Path) -> 
 
 
 @pytest.mark.long
-def test_archive_keeps_the_python_path_of_the_executor(unpacked: Path) -> None:
+def test_python_from_the_archive_still_uses_the_pythonpath_of_the_executor(unpacked: Path) -> None:
     done = _started(unpacked, "import sys; print(sys.path[1:3])", PYTHONPATH="/of/spark")
     assert done.stdout.strip() == str([str(unpacked / "lib"), "/of/spark"])
 

@@ -38,7 +38,7 @@ OUTCOMES: Final[dict[tuple[type[Verdict], type[Verdict]], str]] = {
     (Stay, Stay): "nothing", (Reshape, Reshape): "follows", (AfterRows, AfterRows): "follows",
     (Recopy, SetAside): "copied", (Recopy, Recopy): "copied, any size",
 }  # fmt: skip
-"""The outcome as the page words it, by two verdicts: on the table if it is small, and if it is large."""
+"""The outcome as the page words it. The key is a pair of verdicts: that on a small table, and that on a large one."""
 
 
 def test_each_example_on_the_page_has_the_documented_outcome(database: Database, pg_version: int) -> None:

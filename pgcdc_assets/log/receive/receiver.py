@@ -110,7 +110,8 @@ class Receiver:
         self._goal = self._positions.goal = None
 
     def mark(self, lsn: Lsn) -> None:
-        """``lsn`` must be a boundary, such as a slot's consistent point. If ``lsn`` is above the goal, no COMPLETE is
+        """Make the log complete up to ``lsn`` as soon as all transactions below it have arrived, and report COMPLETE.
+        ``lsn`` must be a boundary, such as a slot's consistent point. If ``lsn`` is above the goal, no COMPLETE is
         sent for it."""
         self._marks.append(lsn)
 

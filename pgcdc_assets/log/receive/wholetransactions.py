@@ -100,7 +100,7 @@ class ResendCheck:
     end: Lsn
     """The position of the log."""
     newest: int | None
-    """The xid of the log's newest transaction; None if no transaction is expected."""
+    """The xid of the log's newest transaction; None if the server need not send it again."""
     came: bool = False
     """Whether the log's newest transaction has arrived, or the settings allow the server to leave it out."""
 

@@ -126,8 +126,8 @@ class DeltaTarget:
         place = self._mirrors.open(table.name)
         others = place.snapshot_lsn == position and place.oid != table.oid
         if others and place.effective_replay_lsn(self._points) != position:
-            # A mirror stores the position of its applied changes under the LSN of its copy. Here, the renamed mirror
-            # would have the same LSN as the other table's copy, and so would get that table's position.
+            # A mirror's position is stored under a key that contains the LSN of its copy. Here, the key of the renamed
+            # mirror would be the key of the other table's mirror. So the renamed mirror would get that position.
             raise LakeError(
                 f"contains another table, copied at {position} and changed since, so mirror {former} cannot get "
                 "this name",
