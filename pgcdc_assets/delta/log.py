@@ -94,7 +94,9 @@ class DeltaVersion:
 
     @property
     def configuration(self) -> Mapping[str, str]:
-        return dict(self.metadata.get("configuration") or {})
+        """The table's properties, without those that another writer has set to null."""
+        properties = self.metadata.get("configuration") or {}
+        return {name: value for name, value in properties.items() if value is not None}
 
     @property
     def features(self) -> frozenset[str]:
@@ -270,8 +272,11 @@ class DeltaLog:
     def _told(self) -> DeltaVersion | None:
         if self._version is None and self._number >= 0:
             replay = self._replay
-            if not isinstance(replay.metadata.get("configuration") or {}, dict) or not replay.metadata:
+            if not replay.metadata:
                 raise LakeError("has a Delta log that lacks the table's columns", thing=f"Delta table {self.folder}")
+            properties = replay.metadata.get("configuration") or {}
+            if not all(isinstance(value, str | None) for value in properties.values()):
+                raise TypeError("a table property is not text")
             self._version = DeltaVersion(self.folder, self._number, replay.protocol, replay.metadata,
                                          dict(replay.positions), tuple(replay.files.values()))  # fmt: skip
         return self._version

@@ -49,7 +49,7 @@ def vector_file(vector: Descriptor) -> str | None:
 
 
 def read_vector(folder: Location, vector: Descriptor) -> BitMap64:
-    """The positions of the deleted rows. Raises LakeError if the stored bytes are damaged."""
+    """The positions of the deleted rows. Raises LakeError if the vector's file is missing or damaged."""
     data = _stored(folder, vector)
     if data[:4] != _MAGIC:
         raise LakeError(
@@ -89,7 +89,10 @@ def _stored(folder: Location, vector: Descriptor) -> bytes:
     size, name = int(vector["sizeInBytes"]), vector_file(vector)
     if name is None:
         return z85_decoded(vector["pathOrInlineDv"])[:size]
-    content = storage.read(folder / name, int(vector.get("offset") or 0), size + 8)
+    try:
+        content = storage.read(folder / name, int(vector.get("offset") or 0), size + 8)
+    except FileNotFoundError:
+        raise LakeError("does not exist, but the log of the Delta table names it", thing=str(folder / name)) from None
     stored, data, crc = content[:4], content[4 : size + 4], content[size + 4 :]
     if int.from_bytes(stored, "big") != size or int.from_bytes(crc, "big") != zlib.crc32(data):
         raise LakeError(

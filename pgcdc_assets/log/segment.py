@@ -154,7 +154,8 @@ def check_content(path: Location) -> None:
     named = _CRC.search(path.name)
     try:
         found = _crc(_pieces(path))
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        # ValueError: a damaged manifest may contain a name that no file can have.
         raise LogCorrupt(f"cannot be read: {type(error).__name__}", thing=str(path)) from None
     if named is not None and found != int(named[1], 16):
         raise LogCorrupt("is damaged: the checksum of its bytes is not the checksum in its name", thing=str(path))

@@ -239,6 +239,8 @@ def refusal_of(stored: Stored, content: bytes) -> PgcdcError | None:
         ("change log", "txn", "version", -1), ("change log", "txn", "appId", {}), ("change log", "add", "stats", "{}"),
         ("change log", "add", "path", 5), ("points", "add", "stats", "{}"), ("states", "add", "stats", "{}"),
         ("change log's first commit", "metaData", "configuration", {"pgcdc.format": "1"}),
+        ("change log's first commit", "metaData", "configuration", {"pgcdc.format": "1", "pgcdc.slot": None}),
+        ("change log's first commit", "metaData", "configuration", {"pgcdc.format": "1", "pgcdc.slot": 1}),
     ],
 )  # fmt: skip
 def test_a_delta_commit_with_a_wrong_value_is_refused(
@@ -255,6 +257,12 @@ def test_a_prepared_transaction_without_its_highest_subxid_is_refused(files: dic
     content = json.loads(files["prepared"].content)
     for segment in content["segments"]:
         segment["highest"] = None
+    assert refusal_of(files["prepared"], json.dumps(content).encode()) is not None
+
+
+def test_a_prepared_transaction_with_a_name_that_no_file_can_have_is_refused(files: dict[str, Stored]) -> None:
+    content = json.loads(files["prepared"].content)
+    content["segments"][0]["file"] = "\x00\ud800"
     assert refusal_of(files["prepared"], json.dumps(content).encode()) is not None
 
 
