@@ -55,7 +55,7 @@ test: install ## Run the default tests (8 minutes on two cores)
 
 .PHONY: test-long
 test-long: readers ## Run all tests, also the long ones (about an hour on two cores)
-	@$(BIN)/python -m pytest $(PARALLEL) --run-long --durations=60
+	@$(BIN)/python -m pytest $(PARALLEL) --run-long --hypothesis-profile=new_examples --durations=60
 
 .PHONY: test-crash
 test-crash: N ?= 100

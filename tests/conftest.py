@@ -29,10 +29,15 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedC
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Hypothesis has no deadline, so no example fails because the machine is busy.
-hypothesis.settings.register_profile("pgcdc", deadline=None)
+# Hypothesis has no deadline, so no example fails because the machine is busy. The examples are the same in each run, so
+# that a change fails only if it causes the failure.
+hypothesis.settings.register_profile("pgcdc", deadline=None, derandomize=True)
+# The long set searches for new examples.
+hypothesis.settings.register_profile("new_examples", deadline=None)
 # Reports a failing test sooner, because Hypothesis does not search for the smallest failing example.
-hypothesis.settings.register_profile("unshrunk", deadline=None, phases=[Phase.explicit, Phase.generate])
+hypothesis.settings.register_profile(
+    "unshrunk", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
+)
 hypothesis.settings.load_profile("pgcdc")
 
 SEED: Final = os.environ.get("PGCDC_TEST_SEED") or str(random.SystemRandom().randrange(1 << 32))
