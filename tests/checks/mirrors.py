@@ -41,7 +41,7 @@ class Value:
 @dataclass(frozen=True)
 class Kind:
     """One column: its SQL type, its type in the mirror, its values, and one more value of the mirror's type that
-    differs from these."""
+    differs from these values."""
 
     declared: str
     type: pa.DataType
@@ -256,7 +256,7 @@ def mirror_schema(**kinds: pa.DataType) -> pa.Schema:
 
 
 def write_mirror(path: Path, schema: pa.Schema, rows: list[dict[str, Any]]) -> int:
-    """Overwrites the mirror. Returns its version."""
+    """Overwrites the mirror. Returns its new Delta version."""
     write_deltalake(
         str(path),
         pa.Table.from_pylist(rows, schema),

@@ -1,4 +1,4 @@
-"""The comparison of `verify`: different texts have different digests, and equal rows are counted."""
+"""How `verify` compares rows: different texts have different digests, and the rows of a table are a multiset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def test_only_equal_texts_have_equal_digests(values: list[str | None], seed: int
 
 @settings(deadline=None)
 @given(st.lists(texts, max_size=20), st.integers(0, 20))
-def test_a_digest_depends_only_on_the_text(values: list[str | None], skip: int) -> None:
+def test_a_digest_does_not_depend_on_the_arrow_type_or_on_the_place_in_the_array(
+    values: list[str | None], skip: int
+) -> None:
     seed = Seed(7)
     whole = seed.of_texts(pa.array(values, pa.large_string()))
     assert (seed.of_texts(pa.array(values, pa.string()).slice(skip)) == whole[skip:]).all()
@@ -81,7 +83,7 @@ pairs = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=12)
 
 @settings(deadline=None)
 @given(pairs, pairs)
-def test_differences_are_counted_as_multisets(
+def test_source_and_mirror_are_compared_as_multisets_of_rows(
     tmp_path_factory: pytest.TempPathFactory, source: Pairs, mirror: Pairs
 ) -> None:
     found = _compared(tmp_path_factory.mktemp("compare"), source, mirror)

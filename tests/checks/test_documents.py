@@ -1,4 +1,4 @@
-"""The JSON documents match their schemas and ``docs/reference/json.md``."""
+"""The JSON documents that commands print match their schemas and ``docs/reference/json.md``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_command_with_the_option_json_has_a_document_type() -> None:
     assert asked == DOCUMENTS.keys()
 
 
-def test_a_document_with_another_field_or_type_is_refused() -> None:
+def test_a_document_that_does_not_match_its_schema_is_refused() -> None:
     """Otherwise the tests that check real documents would prove nothing."""
     document = refused(SettingsError("is wrong", thing="setting `x`")).to_json()
     assert jsondocuments.checked("status", document)["ok"] is False

@@ -261,7 +261,7 @@ def test_each_situation_is_reported_with_its_advice(name: str) -> None:
     assert len({(p.thing, p.what) for p in found}) == len(found)
 
 
-def test_a_renamed_table_is_only_a_warning() -> None:
+def test_a_renamed_table_is_reported_only_as_a_warning() -> None:
     """No sync has noticed the rename yet. The next sync continues the mirror under the new name, so nothing is lost."""
     other = TableName("public", "orders2")
     publication = PublicationFacts("pgcdc", frozenset({other, LEAF_A, LEAF_B}))
@@ -272,7 +272,7 @@ def test_a_renamed_table_is_only_a_warning() -> None:
 
 
 def test_a_table_name_that_is_not_valid_text_must_be_changed_on_the_source() -> None:
-    """The error is reported before a sync has noticed the name, and after it."""
+    """The error is reported both before and after a sync has noticed the name."""
     garbage = TableName("public", Encoding.of("EUC_JP").shown(b"\xa9\xa1"))
     publication = PublicationFacts("pgcdc", frozenset({garbage, LEAF_A, LEAF_B}))
     renamed = _source(publications={"pgcdc": publication}, called={1: garbage, 2: EVENTS})
@@ -324,7 +324,7 @@ def test_a_normal_situation_is_not_reported_as_a_problem(name: str) -> None:
 
 
 @pytest.mark.parametrize("slot", [_slot(wal_status="unreserved"), _slot(safe_wal_size=100 * MIB)])
-def test_the_advice_is_not_to_start_a_sync_while_a_sync_is_running(slot: SlotStatus) -> None:
+def test_no_advice_to_start_a_sync_is_given_while_a_sync_is_running(slot: SlotStatus) -> None:
     for at_work, do in ((None, "run `pgcdc sync` now, or raise"), ("`pgcdc sync` (pid 5)", "raise")):
         (found,) = problems(replace(WELL, slot=slot, at_work=at_work))
         assert found.do == f"{do} max_slot_wal_keep_size on the source"

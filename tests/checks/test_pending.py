@@ -1,4 +1,5 @@
-"""Finds, in the change log, the oldest transaction that a mirror lacks."""
+"""For each mirror, the oldest transaction of the change log that the mirror lacks. Also: the stored results of
+``verify``, and the lag of a table."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ STEP = 100
 
 @pytest.fixture
 def log(tmp_path: Path) -> ChangeLog:
-    """Five batches: rows of t1, then three times rows of t2, then t1 again."""
+    """A change log with five batches. The first and the last batch contain rows of t1, the three batches between them
+    rows of t2."""
     log = ChangeLog(Layout.of(tmp_path / "lake"))
     log.create(WHO, START, 3)
     writer, _ = writer_of(log)
@@ -64,6 +66,7 @@ def test_a_mirror_that_has_all_transactions_of_the_log_is_not_listed(log: Change
 def test_the_oldest_missing_transaction_is_in_the_first_batch_with_rows_of_the_table(
     log: ChangeLog, catalog: Catalog
 ) -> None:
+    """The search begins at the mirror's position, so earlier batches with rows of the table do not count."""
     end = ends(log)
     both = found(log, catalog, {T1: end[0], T2: end[0]})
     assert {name: one.start for name, one in both.items()} == {T1: end[3], T2: end[0]}
@@ -126,7 +129,7 @@ def layout(tmp_path: Path) -> Layout:
     return found
 
 
-def test_last_comparison_of_each_table_is_kept(layout: Layout) -> None:
+def test_the_result_of_the_last_comparison_of_each_table_is_kept(layout: Layout) -> None:
     keep_proofs(layout, [TableReport(A, lsn=Lsn(5)), TableReport(B, missing=1, lsn=Lsn(5))])
     keep_proofs(layout, [TableReport(B, lsn=Lsn(9)), TableReport(A, compared=False, reason="locked", lsn=Lsn(9))])
     found = read_proofs(layout)
@@ -164,7 +167,7 @@ def test_a_table_lags_since_the_commit_of_the_first_transaction_that_its_mirror_
 
 
 def test_a_table_whose_mirror_has_all_its_transactions_has_a_lag_of_0_seconds() -> None:
-    """Its position may be below the source's position, because only other tables have changed since."""
+    """The mirror's position may be below the source's position, because only other tables have changed since then."""
     assert _lag(LEVEL, EVENTS, None, AGO) == Lag(1000, 0.0)
 
 

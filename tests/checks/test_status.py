@@ -1,4 +1,5 @@
-"""Status at each stage: without setup, lake or source, and then with each of them."""
+"""``pgcdc status`` at each stage of a project: before setup, without a lake, without the source, and with all of
+them."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Project:
         return catalog
 
     def log(self, catalog: Catalog, start: Lsn | None = None) -> Lsn:
-        """Creates a log that begins at the slot's position."""
+        """Creates a change log that begins at ``start``. Without ``start``, the log begins at the slot's position.
+        Returns the LSN at which the log begins."""
         begin = start or self.confirmed()
         ChangeLog(self.settings.layout).create(catalog.identity, begin, 1)
         return begin
@@ -117,7 +119,7 @@ def test_status_succeeds_after_setup_even_if_there_is_no_lake_yet(project: Proje
     assert not path_of(project.settings.layout.root).exists()
 
 
-def test_the_process_that_writes_to_the_lake_is_named(project: Project) -> None:
+def test_status_names_the_process_that_writes_to_the_lake(project: Project) -> None:
     project.log(project.setup())
     with lake_lock(project.settings.layout, "follow"):
         assert project.status().at_work == f"`pgcdc follow` (pid {os.getpid()})"
@@ -149,7 +151,7 @@ def test_prepared_transactions_that_the_lake_stores_are_listed(project: Project)
     assert damaged.slot is not None
 
 
-def test_status_works_without_the_source(project: Project) -> None:
+def test_status_shows_the_lake_even_if_the_source_is_unreachable(project: Project) -> None:
     catalog = project.setup()
     start = project.log(catalog)
     elsewhere = replace(project, settings=project.settings.model_copy(update={"source": "host=/nowhere user=u"}))
@@ -223,8 +225,8 @@ def test_status_reports_a_publication_without_tables_as_an_error(project: Projec
 
 
 def test_status_does_not_wait_for_a_locked_table(project: Project) -> None:
-    """PostgreSQL's own view, pg_publication_tables, waits until other sessions release their locks on published
-    tables."""
+    """PostgreSQL's own view, pg_publication_tables, waits until other sessions release their locks on published tables.
+    If a table is locked, status reads the catalog tables instead of the view."""
     project.setup()
     with project.source.connect() as conn, conn.transaction():
         conn.execute("ALTER TABLE a ADD COLUMN more int")
@@ -251,7 +253,7 @@ def test_a_publication_of_another_owner_need_not_list_all_tables(project: Projec
     assert not [problem for problem in theirs.status().problems if "public.b" in problem.thing]
 
 
-def test_a_missing_replica_identity_that_existed_before_setup_is_only_a_warning(project: Project) -> None:
+def test_a_replica_identity_that_was_already_missing_at_setup_causes_only_a_warning(project: Project) -> None:
     """Another owner's publication publishes updates of a table that never had a replica identity. Setup and status
     report this as a warning. A key that is dropped later is reported as an error."""
     with project.source.connect() as conn:
@@ -277,7 +279,7 @@ def test_status_advises_setup_for_a_table_that_gained_a_key(project: Project) ->
     assert not [problem for problem in project.status().problems if problem.thing == "table public.c"]
 
 
-def test_an_unreadable_log_is_reported(project: Project) -> None:
+def test_an_unreadable_change_log_is_reported(project: Project) -> None:
     project.log(project.setup())
     for file in path_of(project.settings.layout.change_log / "_delta_log").iterdir():
         file.write_text("{")
@@ -286,7 +288,7 @@ def test_an_unreadable_log_is_reported(project: Project) -> None:
     assert any("change_log" in problem.thing for problem in found.problems)
 
 
-def test_a_missing_right_is_reported(project: Project) -> None:
+def test_a_missing_privilege_of_the_role_is_reported(project: Project) -> None:
     project.setup()
     with project.source.connect() as conn:
         conn.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
@@ -301,7 +303,7 @@ def test_a_missing_right_is_reported(project: Project) -> None:
     assert "permission denied for function pg_control_system" in found.problems[0].what
 
 
-def test_status_leaves_no_session_behind(project: Project) -> None:
+def test_status_leaves_no_session_on_the_source(project: Project) -> None:
     project.setup()
     project.status()
     with connect(project.source.conninfo) as conn:

@@ -1,4 +1,5 @@
-"""Compares mirrors that are written by hand with a real server. Equal mirrors pass, and each difference is named."""
+"""Compares mirrors with a real server. The mirrors are written by hand. Equal mirrors pass, and each difference is
+named."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def kinds(lake: Lake, tmp_path: Path, request: pytest.FixtureRequest) -> Iterato
         yield Kinds(SourceSide(lake.conninfo, snapshot.name, comparison), tmp_path / "kinds", request.param == "files")
 
 
-def test_equal_values_of_every_type_are_equal(kinds: Kinds) -> None:
+def test_equal_values_of_every_type_are_compared_as_equal(kinds: Kinds) -> None:
     rows = mirrors.mirror_rows()
     report = kinds.compared(rows)
     assert report.examples == ()
@@ -85,7 +86,7 @@ def test_one_different_value_is_found_in_a_column_of_any_type(kinds: Kinds) -> N
 
 
 @pytest.mark.long
-def test_a_value_in_place_of_null_is_found(kinds: Kinds) -> None:
+def test_a_value_in_place_of_null_is_reported_as_a_difference(kinds: Kinds) -> None:
     nulls = len(mirrors.mirror_rows())
     for name in mirrors.KINDS:
         rows = mirrors.mirror_rows()
@@ -94,9 +95,9 @@ def test_a_value_in_place_of_null_is_found(kinds: Kinds) -> None:
 
 
 @pytest.mark.long
-def test_every_value_differs_from_every_other_value_of_its_column(kinds: Kinds) -> None:
-    """Each row gets the value of the next row, so -0.0 must differ from 0.0, NaN from infinity, '' from NULL, {} from
-    {NULL}, and so on."""
+def test_every_value_differs_from_the_next_value_of_its_column(kinds: Kinds) -> None:
+    """In the mirror, each row gets the value of the next row of the source. So '' must differ from 'NULL', -0.0 from
+    the smallest positive number, {} from {1,NULL,-3}, and so on."""
     for name, kind in mirrors.KINDS.items():
         count = len(kind.values)
         rows = mirrors.mirror_rows()
@@ -128,7 +129,7 @@ def test_a_row_with_a_value_and_a_raw_text_for_the_same_column_is_a_difference(k
     _one_difference(kinds.compared(rows), key=str(place + 1), column="ts")
 
 
-def test_a_column_of_a_wrong_type_differs_in_every_row(kinds: Kinds) -> None:
+def test_a_mirror_column_of_a_wrong_type_differs_in_every_row_with_a_value(kinds: Kinds) -> None:
     schema = KIND_SCHEMA.set(KIND_SCHEMA.get_field_index("ts"), pa.field("ts", pa.timestamp("us", "UTC")))
     rows = mirrors.mirror_rows()
     for row in rows:
@@ -138,7 +139,7 @@ def test_a_column_of_a_wrong_type_differs_in_every_row(kinds: Kinds) -> None:
     assert {example.columns for example in report.examples} == {("ts",)}
 
 
-def test_a_column_that_the_mirror_lacks_is_a_difference(kinds: Kinds) -> None:
+def test_a_column_that_the_mirror_lacks_differs_in_every_row_with_a_value(kinds: Kinds) -> None:
     rows = mirrors.mirror_rows()
     report = kinds.compared(rows, KIND_SCHEMA.remove(KIND_SCHEMA.get_field_index("c")))
     assert report.different == len(mirrors.KINDS["c"].values)
@@ -178,7 +179,7 @@ def test_missing_and_extra_rows_are_counted_and_named(lake: Lake) -> None:
     assert not report.ok
 
 
-def test_rows_without_a_key_are_compared_as_a_multiset(lake: Lake) -> None:
+def test_rows_of_a_table_without_a_key_are_compared_as_a_multiset(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int, note text); ALTER TABLE t REPLICA IDENTITY FULL;"
         "INSERT INTO t VALUES (1, 'a'), (1, 'a'), (2, NULL), (NULL, NULL)",
@@ -245,7 +246,7 @@ def test_tables_and_columns_with_odd_names_are_compared(lake: Lake) -> None:
     assert lake.only().examples == (Example("different", {"Ké'y": "1"}, ('a"b', "x.y")),)
 
 
-def test_a_partitioned_table_is_compared_with_its_leaves(lake: Lake) -> None:
+def test_a_row_with_the_wrong_leaf_in_the_mirror_is_reported_as_a_difference(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10);"
@@ -261,7 +262,7 @@ def test_a_partitioned_table_is_compared_with_its_leaves(lake: Lake) -> None:
     assert lake.only().examples == (Example("different", {"id": "11"}, ("_pgcdc_leaf",)),)
 
 
-def test_an_unlogged_leaf_is_not_compared_but_named_in_the_reason(lake: Lake) -> None:
+def test_an_unlogged_leaf_is_not_compared_and_the_report_says_why(lake: Lake) -> None:
     lake.script(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10);"
@@ -374,7 +375,7 @@ def test_a_table_that_the_point_does_not_list_is_reported_as_not_equal(lake: Lak
     assert report.tables[0].reason is not None
 
 
-def test_an_unreadable_mirror_is_reported_and_the_others_are_compared(lake: Lake) -> None:
+def test_an_unreadable_mirror_is_reported_and_the_other_mirror_is_compared(lake: Lake) -> None:
     lake.script("CREATE TABLE t (id int PRIMARY KEY, note text); CREATE TABLE u (id int PRIMARY KEY, note text)")
     lake.script("INSERT INTO t VALUES (1, 'a'); INSERT INTO u VALUES (1, 'a')")
     for name in ("t", "u"):
@@ -450,7 +451,7 @@ def test_the_widest_possible_table_is_compared(lake: Lake, columns: int, key: st
         ("BEGIN; LOCK TABLE t", "is locked by pid"),
     ],
 )
-def test_a_table_that_cannot_be_read_is_named_and_the_others_are_compared(
+def test_a_table_that_cannot_be_read_is_named_and_the_other_table_is_compared(
     lake: Lake, ddl: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "PATIENCE_SECONDS", 0.3)
@@ -460,7 +461,7 @@ def test_a_table_that_cannot_be_read_is_named_and_the_others_are_compared(
     assert why in (altered.reason or "")
 
 
-def test_a_table_whose_row_filter_is_locked_is_named_and_the_others_are_compared(
+def test_a_table_is_not_compared_if_a_lock_prevents_the_reading_of_its_row_filter(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shown(*asked: Any) -> Any:
@@ -475,7 +476,7 @@ def test_a_table_whose_row_filter_is_locked_is_named_and_the_others_are_compared
 
 
 @pytest.mark.parametrize(("ddl", "times"), [("TRUNCATE t; INSERT INTO t VALUES (1, 'a')", 2), ("VACUUM FULL t", 1)])
-def test_a_table_truncated_after_the_snapshot_is_compared_under_a_new_snapshot(
+def test_a_table_truncated_or_rewritten_after_the_snapshot_is_compared_under_a_new_snapshot(
     lake: Lake, ddl: str, times: int
 ) -> None:
     report = _beside(lake, after_snapshot=ddl, times=times)
@@ -501,7 +502,8 @@ def test_a_difference_is_reported_even_if_its_rows_cannot_be_read_again(lake: La
 
 
 def test_the_source_is_read_again_if_the_mirror_changed_its_columns_after_the_first_read(lake: Lake) -> None:
-    """verify has read the source's rows for a mirror whose column is text. Then the mirror gets a column of numbers."""
+    """verify has read the source's rows for a mirror in which the column ``note`` is text. Then this column of the
+    mirror becomes an integer."""
     schema = mirrors.mirror_schema(id=pa.int32(), note=pa.int32())
     points = 0
 

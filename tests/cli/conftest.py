@@ -1,4 +1,5 @@
-"""A project directory for a source with two tables. Its commands run in this process."""
+"""The fixture ``shell``: a project directory for a source with two tables. Commands of pgcdc run in the process of the
+test."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.fix_postgres import Database
 
 @dataclass(frozen=True)
 class Shell:
-    """A shell in the project directory."""
+    """Sets environment variables, and runs commands of pgcdc in the project directory."""
 
     folder: Path
     database: Database
@@ -22,7 +23,8 @@ class Shell:
     streams: pytest.CaptureFixture[str]
 
     def set(self, **variables: str | None) -> None:
-        """Sets variables: ``SOURCE="..."`` is like ``export PGCDC_SOURCE=...``. None unsets the variable."""
+        """Sets environment variables: ``SOURCE="..."`` is like ``export PGCDC_SOURCE=...``. None unsets the
+        variable."""
         for name, value in variables.items():
             self.patch.delenv(f"PGCDC_{name}", raising=False)
             if value is not None:
@@ -42,7 +44,7 @@ class Shell:
 
 
 def traces(database: Database) -> list[tuple[object, ...]]:
-    """The publications and slots on a source."""
+    """Returns the names of all publications and replication slots of the database."""
     with database.connect() as conn:
         return conn.execute(
             "SELECT pubname::text FROM pg_publication UNION ALL SELECT slot_name::text FROM pg_replication_slots"

@@ -1,4 +1,4 @@
-"""A command succeeds after its advice was followed."""
+"""Each case: a command fails and prints advice. After the advice was followed, the command succeeds."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _publication_by_hand(shell: Shell) -> None:
 @dataclass(frozen=True)
 class Case:
     advice: str
-    """The text in the code, with ``{}`` for each value."""
+    """The text of the advice in the source code of pgcdc, with ``{}`` in place of each value."""
     prepare: Callable[[Shell], object]
     command: str
     code: int
@@ -152,7 +152,7 @@ def _drop_any_physical(shell: Shell) -> None:
 
 
 @pytest.mark.long
-def test_advised_replica_identity_ends_the_warning_about_updates_and_deletes(shell: Shell) -> None:
+def test_setup_does_not_warn_about_a_table_whose_replica_identity_was_set_as_advised(shell: Shell) -> None:
     run_sql(shell, "CREATE TABLE keyless (v int)")
     said = shell.pgcdc("setup")
     assert "give it a primary key, or ALTER TABLE public.keyless REPLICA IDENTITY FULL; then run `pgcdc setup`" in said

@@ -1,4 +1,5 @@
-"""Commands take their settings from a component of a Dagster project."""
+"""With the option ``--component``, commands take their settings from a component of a Dagster project. Also: two
+projects with one Dagster instance, and the filter for requests to the webserver of ``pgcdc up``."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ DSN: Final = "host=nowhere.invalid dbname=shop password=geheim"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Dagster project with one component. It is the working directory. The shell has settings of a different
-    project."""
+    """A Dagster project with one component. The project's folder is the working directory. The environment variables
+    contain settings of a different project."""
     folder = tmp_path / "src/shop_project/defs/shop"
     folder.mkdir(parents=True)
     for package in (folder.parent, folder.parent.parent):
@@ -64,15 +65,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, bool]]:
-    """Adds a command ``show`` to pgcdc. Each call of ``show`` appends its settings to the returned list, and whether
-    they are the settings of a component."""
+    """Adds a command ``show`` to pgcdc. Each call of ``show`` appends two values to the returned list: the settings
+    that it uses, and whether these settings come from a component."""
     found: list[tuple[Settings, bool]] = []
     show = click.command("show")(lambda: found.append((Settings.load(), is_component())))
     monkeypatch.setitem(pgcdc.commands, "show", show)
     return found
 
 
-def test_a_command_uses_the_settings_of_the_component(project: Path, shown: list[tuple[Settings, bool]]) -> None:
+def test_a_command_with_the_option_component_uses_the_settings_of_this_component(
+    project: Path, shown: list[tuple[Settings, bool]]
+) -> None:
     assert run(["--component", "shop", "show"]) == 0
     ((found, of_component),) = shown
     assert of_component
@@ -80,7 +83,7 @@ def test_a_command_uses_the_settings_of_the_component(project: Path, shown: list
     assert (found.lake, found.state) == (project / "lake/shop", project / ".pgcdc/shop")
     assert (found.tables, found.retention, found.two_phase) == (("public.*",), timedelta(days=14), True)
     assert found.spark == {"master": "local[1]"}
-    assert json.loads(os.environ["PGCDC_TABLES"]) == ["public.*"]  # for child processes
+    assert json.loads(os.environ["PGCDC_TABLES"]) == ["public.*"]  # Child processes read these variables.
 
 
 @pytest.mark.parametrize(("option", "form"), [((), "json"), (("--log-format", "text"), "text")])
@@ -94,7 +97,7 @@ def test_log_lines_have_the_format_of_the_component_unless_an_option_sets_it(
     assert os.environ["PGCDC_LOG_FORMAT"] == form
 
 
-def test_without_a_component_the_settings_of_the_shell_are_used(
+def test_without_the_option_component_the_settings_come_from_environment_variables(
     project: Path, shown: list[tuple[Settings, bool]]
 ) -> None:
     assert run(["show"]) == 0
@@ -111,7 +114,7 @@ def test_without_a_component_the_settings_of_the_shell_are_used(
     ],
     ids=["unknown", "without a variable", "not installed", "outside a project"],
 )
-def test_error_names_a_component_that_cannot_be_loaded(
+def test_the_error_for_a_component_that_cannot_be_loaded_names_the_cause(
     project: Path, shown: list[tuple[Settings, bool]], component: str, change: Callable[[Path], object], cause: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -141,7 +144,9 @@ def shared(shell: Shell, tmp_path: Path) -> Shell:
     return shell
 
 
-def test_commands_of_a_second_project_are_refused_before_they_start_a_run(shared: Shell) -> None:
+def test_commands_of_a_second_project_with_the_same_name_are_refused_before_they_start_a_run(shared: Shell) -> None:
+    """Both projects use the same Dagster instance. ``pgcdc teardown`` of the second project is allowed. The name then
+    still belongs to the first project."""
     shared.pgcdc("setup")
     for arguments in (["sync"], ["follow"], ["maintain"], ["snapshot", "a"]):
         said = shared.pgcdc(*arguments, expect=2)
@@ -192,7 +197,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", ANSWERED)
-def test_a_request_of_the_user_or_of_our_own_page_is_answered(case: str) -> None:
+def test_a_request_of_the_user_the_ui_or_a_program_on_this_machine_is_answered(case: str) -> None:
     assert refusal(*ANSWERED[case], "127.0.0.1") is None
 
 
@@ -202,7 +207,7 @@ def test_a_request_that_another_site_could_forge_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3:3000", f"{socket.gethostname()}:3000", "localhost:3000"])
-def test_a_webserver_for_other_machines_refuses_foreign_host_names(host: str) -> None:
+def test_a_webserver_on_all_interfaces_accepts_as_host_only_ip_addresses_and_its_own_names(host: str) -> None:
     assert refusal("GET", "/", {"host": host}, "0.0.0.0") is None
     assert refusal("GET", "/", {"host": "evil.example"}, "0.0.0.0")
 
@@ -234,7 +239,7 @@ def test_refused_requests_do_not_reach_dagsters_webserver() -> None:
     assert [message["type"] for message in _sent(socket)] == ["websocket.close"]
 
 
-def test_up_adds_the_request_filter_to_the_webserver_and_not_to_the_daemon() -> None:
+def test_pgcdc_up_adds_the_request_filter_to_the_webserver_and_not_to_the_daemon() -> None:
     daemon = ["python", "-m", "dagster._daemon", "run"]
     assert guarded(daemon) == daemon
     webserver = guarded(["python", "-m", "dagster_webserver", "--host", "127.0.0.1"])

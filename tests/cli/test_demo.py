@@ -1,4 +1,4 @@
-"""``pgcdc demo`` needs no preparation, and its verify finds all tables equal."""
+"""``pgcdc demo`` works without any setup, and ends with a ``verify`` that finds all tables equal."""
 
 from __future__ import annotations
 

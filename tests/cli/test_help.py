@@ -1,4 +1,5 @@
-"""The help lists each command under a topic, with its whole first sentence. Examples in the help are valid."""
+"""``pgcdc --help`` lists each command under a topic, with the first sentence of the command's own help. Examples in the
+help are valid."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ SECRET = "s3cr3t"
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     for name in ("SOURCE", "LAKE", "LOG_FORMAT"):
-        # After this, monkeypatch deletes the variable at the end of the test, even if a command has set it.
+        # After setenv and delenv, monkeypatch deletes the variable at the end of the test, even if a command has set
+        # it.
         monkeypatch.setenv(f"PGCDC_{name}", "x")
         monkeypatch.delenv(f"PGCDC_{name}")
     yield
@@ -42,7 +43,8 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def lines(text: str) -> list[dict[str, Any]]:
-    """Fails unless every line is a JSON object with the fields that all lines have."""
+    """Parses log lines. Fails unless every line is a JSON object with at least a time, a level, a logger and a
+    message."""
     found = [json.loads(line) for line in text.splitlines()]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in found)
     return found
@@ -130,9 +132,11 @@ def test_log_lines_of_a_run_are_text_by_default(capfd: pytest.CaptureFixture[str
     ]
 
 
-def test_a_log_line_has_the_fields_of_the_block_around_it_and_of_its_own_call(
+def test_a_log_line_has_the_fields_of_the_enclosing_about_block_and_of_its_own_call(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """If the block and the call set the same field, the line has the value of the call. For an exception, the line has
+    only the class, because the message may contain a secret."""
     logs.begin(as_json=True, process="receiver")
     with logs.about(stage="apply", lsn="0/1"):
         logging.getLogger("pgcdc_assets.log.commit").warning("%d tables", 2, extra={"lsn": "0/2"})
@@ -149,10 +153,11 @@ def test_a_log_line_has_the_fields_of_the_block_around_it_and_of_its_own_call(
     assert SECRET not in json.dumps(second)
 
 
-def test_the_receiver_writes_to_the_stderr_of_its_parent(
+def test_log_lines_of_the_receiver_process_reach_the_stderr_of_the_command(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run redirects its stderr to run.log. The receiver's own lines still reach the command's stderr."""
+    """A run redirects its stderr, and that of the receiver process, to run.log. Only the log lines of the receiver
+    process still go to the stderr of the command."""
     from pgcdc_assets.cli.jobs import noise_in_file
 
     logs.begin(as_json=True)
@@ -172,7 +177,7 @@ def test_the_receiver_writes_to_the_stderr_of_its_parent(
     assert (tmp_path / "run.log").read_text() == "noise\n"
 
 
-def test_tracebacks_of_several_starts_are_kept_in_the_failure_file(
+def test_the_failure_file_keeps_the_tracebacks_of_several_failed_commands(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file has the messages and the tracebacks of the errors. Stderr has neither."""
@@ -192,7 +197,7 @@ def test_tracebacks_of_several_starts_are_kept_in_the_failure_file(
     assert line["message"] == "unexpected IndexError; the traceback is in .pgcdc/failure.txt"
 
 
-def test_a_log_is_rotated_while_other_processes_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_file_is_rotated_while_it_is_open_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(localfiles, "_LOG_BYTES", 100)
     monkeypatch.setattr(localfiles, "_ROTATE_SECONDS", 0.01)
     log = tmp_path / "run.log"

@@ -1,4 +1,5 @@
-"""`pgcdc metrics` at each stage of a project. It neither fails nor hangs if source, slot or lake are missing."""
+"""`pgcdc metrics` at each stage of a project. The command neither fails nor hangs if source, slot or lake are
+missing."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def test_metrics_show_which_of_source_and_slot_and_lake_and_log_exist(shell: She
     assert found["pgcdc_ready", ()] == 0
 
 
-def test_metrics_show_an_unreachable_or_silent_source_as_up_0(shell: Shell) -> None:
+def test_pgcdc_up_is_0_for_a_source_that_is_unreachable_or_does_not_answer(shell: Shell) -> None:
     shell.pgcdc("setup")
     shell.set(SOURCE=f"host=127.0.0.1 port={held_port()} dbname=d user=u password={SECRET}")
     assert up(printed(shell)) == FOUND | {"source": 0, "slot": 0, "log": 0}
@@ -65,7 +66,7 @@ def test_metrics_show_an_unreachable_or_silent_source_as_up_0(shell: Shell) -> N
     assert found["pgcdc_problems", ("error",)] >= 1
 
 
-def test_metrics_show_a_source_of_another_project_as_up_0_without_values(shell: Shell) -> None:
+def test_a_source_of_another_project_has_pgcdc_up_0_and_no_other_values(shell: Shell) -> None:
     shell.pgcdc("setup")
     shell.set(SOURCE=shell.database.server.conninfo_of("postgres"))
     found = printed(shell)
@@ -83,7 +84,7 @@ def test_a_wrong_listen_address_is_refused(shell: Shell) -> None:
 
 @contextmanager
 def served(*more: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """The command as a process that listens. Yields the process and its address."""
+    """Runs ``pgcdc metrics --listen`` in a new process. Yields the process and its URL."""
     port = held_port()
     command = [sys.executable, "-c", "from pgcdc_assets.cli.main import main; main()", "metrics", "--listen",
                f":{port}", *more]  # fmt: skip

@@ -66,7 +66,7 @@ Prepare = Callable[[Rig], object]
 
 
 def set_up_then(more: Prepare) -> Prepare:
-    """Makes a healthy project, and then the mistake."""
+    """Returns a function that sets up a healthy project and then makes the mistake."""
 
     def prepare(rig: Rig) -> None:
         rig.set_up()

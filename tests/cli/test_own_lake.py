@@ -32,13 +32,14 @@ COMMANDS = (
     ["teardown", "--yes"], ["teardown", "--lake", "--forget", "--yes"], ["sql", "FROM t"],
 )  # fmt: skip
 WITHOUT_A_LAKE = {"pack", "demo", "metrics"}
-"""Commands that use no lake of the project, and ``metrics``: ``demo`` creates its own project in a new folder, and
-``metrics`` reports another lake as ``pgcdc_up{part="lake"} 0``."""
+"""Commands that are not refused if the settings name another lake: ``pack`` uses no lake, ``demo`` creates its own
+project in a new folder, and ``metrics`` reports another lake as ``pgcdc_up{part="lake"} 0``."""
 
 
 @pytest.fixture
 def noted(shell: Shell) -> Shell:
-    """The project has recorded an empty change log in ./lake, as its first sync does."""
+    """A project that has created an empty change log in ./lake and has recorded it as its own, as the first sync
+    does."""
     shell.pgcdc("setup")
     saved = load_catalog(CATALOG_FILE)
     assert saved is not None
@@ -50,7 +51,7 @@ def noted(shell: Shell) -> Shell:
 
 @pytest.fixture
 def synced(shell: Shell) -> Shell:
-    """The project has a change log in ./lake, and the slot has advanced."""
+    """A project after a sync that only received changes: ./lake contains a change log, and the slot has advanced."""
     shell.pgcdc("setup")
     shell.pgcdc("pause", "apply")
     _write(shell, 1)
@@ -110,7 +111,7 @@ def test_a_lake_of_another_project_is_refused(noted: Shell, arguments: list[str]
 
 
 @pytest.mark.long
-def test_a_moved_lake_is_recognised(synced: Shell) -> None:
+def test_a_moved_lake_is_recognised_as_the_lake_of_its_project(synced: Shell) -> None:
     Path("lake").rename("moved")
     said = synced.pgcdc("sync", expect=2)
     assert "has lost the change log" in said
@@ -123,7 +124,9 @@ def test_a_moved_lake_is_recognised(synced: Shell) -> None:
     assert log().position() > log().began
 
 
-def test_a_project_moved_with_its_lake_is_recognised(noted: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lake_that_was_moved_together_with_its_project_is_recognised(
+    noted: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moved = noted.folder.with_name("moved")
     noted.folder.rename(moved)
     monkeypatch.chdir(moved)
@@ -175,7 +178,7 @@ def test_teardown_drops_the_slot_even_if_the_lake_cannot_be_written(noted: Shell
     noted.pgcdc("setup")
 
 
-def test_teardown_drops_the_slot_even_if_the_store_does_not_answer(noted: Shell) -> None:
+def test_teardown_drops_the_slot_even_if_the_store_of_the_lake_does_not_answer(noted: Shell) -> None:
     def no_answer(*arguments: object) -> NoReturn:
         raise StoreFailed("there is no such bucket", thing="s3://bucket")
 
@@ -186,7 +189,7 @@ def test_teardown_drops_the_slot_even_if_the_store_does_not_answer(noted: Shell)
     assert traces(noted.database) == []
 
 
-def test_a_project_without_setup_is_refused_before_anything_starts(shell: Shell) -> None:
+def test_commands_in_a_project_without_setup_are_refused_before_they_start_a_run(shell: Shell) -> None:
     with shell.patch.context() as patch:
         patch.setattr("pgcdc_assets.cli.jobs.instance", _read_only)
         patch.setattr("pgcdc_assets.flow.engine.Engine.__init__", _read_only)
@@ -194,7 +197,7 @@ def test_a_project_without_setup_is_refused_before_anything_starts(shell: Shell)
             assert "there is no saved catalog; run `pgcdc setup`" in shell.pgcdc(*arguments, expect=1), arguments
 
 
-def test_a_symbolic_link_to_the_lake_is_the_same_lake(noted: Shell) -> None:
+def test_a_symbolic_link_to_the_lake_is_accepted_as_the_lake(noted: Shell) -> None:
     Path("link").symlink_to("lake")
     noted.set(LAKE="link")
     noted.pgcdc("status")
@@ -202,8 +205,8 @@ def test_a_symbolic_link_to_the_lake_is_the_same_lake(noted: Shell) -> None:
 
 @pytest.mark.long
 def test_a_project_whose_lake_was_deleted_can_start_again(synced: Shell) -> None:
-    """An empty folder in place of the lake may be an unmounted disk. The project works after the advice in the message
-    was followed."""
+    """Sync refuses an empty folder in place of the lake, because the folder may be the mount point of a disk that is
+    not mounted. After the advice in the error was followed, sync works."""
     shutil.rmtree("lake")
     Path("lake").mkdir()
     said = synced.pgcdc("sync", expect=2)
@@ -219,8 +222,8 @@ def test_a_project_whose_lake_was_deleted_can_start_again(synced: Shell) -> None
 
 @pytest.mark.long
 def test_another_project_cannot_take_over_the_slot(synced: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A colleague's checkout of the same project: it has the same settings, but a different lake and no record of the
-    slot."""
+    """The other project is a colleague's checkout of the same project: it has the same settings, but a different lake
+    and no record of the slot."""
     other = synced.folder.with_name("other")
     other.mkdir()
     monkeypatch.chdir(other)
@@ -245,7 +248,7 @@ def test_setup_and_teardown_refuse_another_slot_before_anything_changes(noted: S
 
 
 @pytest.mark.parametrize("content", ['{"lake": 1', "[" * 100_000], ids=["torn", "deep"])
-def test_a_damaged_record_of_which_lake_the_project_uses_is_reported(noted: Shell, content: str) -> None:
+def test_a_damaged_record_of_the_projects_lake_is_reported(noted: Shell, content: str) -> None:
     NOTE_FILE.write_text(content)
     said = noted.pgcdc("status", expect=2)
     assert f"{NOTE_FILE}: cannot be read; delete it" in said
@@ -255,8 +258,9 @@ def test_a_damaged_record_of_which_lake_the_project_uses_is_reported(noted: Shel
 
 
 @pytest.mark.long
-def test_setup_and_sync_and_status_report_a_lost_slot(synced: Shell) -> None:
-    """A new slot would begin after the end of the lake's log, and leave a gap."""
+def test_setup_and_sync_and_status_report_that_the_slot_was_dropped(synced: Shell) -> None:
+    """Setup and sync do not create a new slot, because it would begin after the end of the change log and leave a
+    gap."""
     with synced.database.connect() as conn:
         conn.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
@@ -266,7 +270,8 @@ def test_setup_and_sync_and_status_report_a_lost_slot(synced: Shell) -> None:
 
 
 def test_a_dagster_run_with_another_lake_is_refused(noted: Shell) -> None:
-    """The run reads the settings of its own process, and does not lock the wrong lake."""
+    """A Dagster run takes its lake from the settings of its own process. If these settings name a wrong lake, the run
+    fails before it creates or locks the wrong lake."""
     noted.set(LAKE="elsewhere")
 
     def no_spark() -> NoReturn:

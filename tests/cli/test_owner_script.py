@@ -1,4 +1,5 @@
-"""``pgcdc setup --sql``: the owner runs one script, and a role with only REPLICATION and SELECT does the rest."""
+"""``pgcdc setup --sql`` prints an SQL script for the owner of the tables. After the owner has run the script, a role
+with only REPLICATION and SELECT can run ``pgcdc setup``."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def as_role(shell: Shell, role: str) -> str:
     return psycopg.conninfo.make_conninfo(shell.database.conninfo, user=role)
 
 
-def test_a_role_with_few_rights_can_run_setup_after_the_owner_ran_the_script(
+def test_a_role_with_few_rights_can_run_setup_after_the_owner_ran_the_sql_script(
     shell: Shell, conn: psycopg.Connection, role: str
 ) -> None:
     before = shell.files()
@@ -59,10 +60,11 @@ def test_a_role_with_few_rights_can_run_setup_after_the_owner_ran_the_script(
     conn.execute("INSERT INTO hr.keyless VALUES (1); UPDATE hr.keyless SET v = 2; UPDATE hr.p SET id = 3")
 
 
-def test_the_owner_must_run_the_script_again_for_a_table_created_later(
+def test_the_owner_must_run_a_new_sql_script_for_a_table_created_later(
     shell: Shell, conn: psycopg.Connection, role: str
 ) -> None:
-    """Setup reports who can publish the table. The new script contains only this table."""
+    """Until the owner has run the new script, setup fails and says that the role does not own the table. The new script
+    contains only statements for this table."""
     conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
     shell.set(SOURCE=as_role(shell, role))
     shell.pgcdc("setup")
@@ -83,7 +85,7 @@ def test_the_owner_must_run_the_script_again_for_a_table_created_later(
 def test_the_role_needs_the_right_to_read_an_unlogged_partition(
     shell: Shell, conn: psycopg.Connection, role: str
 ) -> None:
-    """If the partition is set LOGGED, the next copy of its table reads it."""
+    """If somebody sets the partition LOGGED, the next copy of the partitioned table reads the partition, too."""
     conn.execute(shell.pgcdc("setup", "--sql", "--role", role).encode())
     conn.execute("CREATE UNLOGGED TABLE hr.p2 PARTITION OF hr.p FOR VALUES FROM (10) TO (20)")
     shell.set(SOURCE=as_role(shell, role))
@@ -95,10 +97,11 @@ def test_the_role_needs_the_right_to_read_an_unlogged_partition(
     assert "GRANT" not in shell.pgcdc("setup")
 
 
-def test_a_role_with_few_rights_can_use_any_publication_of_the_owner(
+def test_a_role_with_few_rights_can_use_a_publication_that_the_owner_created_by_hand(
     shell: Shell, conn: psycopg.Connection, role: str
 ) -> None:
-    """The owner's publication may be of any kind. The role needs only REPLICATION and SELECT."""
+    """The owner has not run the script of ``pgcdc setup --sql``. The role needs only REPLICATION, and the rights to
+    read the tables."""
     quoted = sql.Identifier(role)
     conn.execute(sql.SQL("CREATE ROLE {0} LOGIN REPLICATION; GRANT USAGE ON SCHEMA hr TO {0};"
                          'GRANT SELECT ON hr."Staff list" TO {0}; CREATE PUBLICATION theirs FOR TABLE hr."Staff list"')
@@ -120,7 +123,7 @@ def test_teardown_keeps_publications_of_the_owner(shell: Shell, conn: psycopg.Co
     shell.pgcdc("setup")
 
 
-def test_the_script_names_patterns_without_a_table_and_publications_that_it_changes(shell: Shell) -> None:
+def test_the_sql_script_warns_of_patterns_that_match_no_table_and_of_existing_publications(shell: Shell) -> None:
     shell.pgcdc("setup")
     shell.set(TABLES='["hr.p", "hr.absent"]')
     script = shell.pgcdc("setup", "--sql")

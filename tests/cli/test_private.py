@@ -1,4 +1,5 @@
-"""Files with copied rows are readable only by their owner, unless somebody opens the folder on purpose."""
+"""Folders that can contain rows of the source are created readable only by their owner. A folder that already exists
+keeps its mode."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_the_scratch_folder_of_spark_is_readable_only_by_its_owner(spark: SparkS
     assert mode(Path(spark.conf.get("spark.local.dir") or "/")) == 0o700
 
 
-def test_an_empty_dagster_home_gets_our_dagster_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_an_empty_dagster_home_gets_our_dagster_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     assert dagster_home() == tmp_path
     assert (tmp_path / "dagster.yaml").read_text() == INSTANCE_YAML

@@ -66,7 +66,7 @@ def test_every_command_refuses_another_source_before_it_writes(shell: Shell, oth
         assert (shell.files(), traces(other)) == (before, []), arguments
 
 
-def test_another_system_with_the_same_database_name_is_refused(shell: Shell) -> None:
+def test_a_source_with_the_same_database_name_and_another_system_identifier_is_refused(shell: Shell) -> None:
     shell.pgcdc("setup")
     saved = load_catalog(CATALOG_FILE)
     assert saved is not None
@@ -150,7 +150,7 @@ def test_a_source_with_the_same_system_identifier_under_another_host_name_is_acc
 
 
 def test_after_teardown_forget_a_project_can_use_another_source(shell: Shell, other: Database) -> None:
-    """The old source no longer exists, so teardown does not connect to it."""
+    """``--forget`` is for a source that no longer exists. So this teardown does not connect to the old source."""
     shell.pgcdc("setup")
     saved = load_catalog(CATALOG_FILE)
     assert saved is not None
@@ -187,7 +187,7 @@ def test_the_embedded_server_is_used_if_the_project_was_set_up_with_it(shell: Sh
 
 
 def conninfo_of(psql: str) -> str:
-    """The conninfo in a command line for psql, as a shell passes it to psql."""
+    """Returns the conninfo of a psql command line, without the quotes that a shell would remove."""
     program, conninfo = psql.split(" ", 1)
     assert os.access(program, os.X_OK)
     return conninfo.strip("'")
@@ -239,7 +239,7 @@ def test_a_project_continues_after_its_database_was_renamed(renamed: Shell) -> N
     assert log.position() > before
 
 
-def test_a_clone_with_the_old_name_is_refused(renamed: Shell) -> None:
+def test_a_clone_that_has_the_old_name_of_a_renamed_database_is_refused(renamed: Shell) -> None:
     name = renamed.database.name
     with as_admin(renamed) as conn:
         old, new = sql.Identifier(name), sql.Identifier(f"{name}_new")

@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _saved(*names: str, version: int = 180000, **facts: Any) -> None:
-    """Saves a catalog with a later timestamp, even if the file system's clock is coarse."""
+    """Saves a catalog. Its file gets a later timestamp than before, even if the file system's clock is coarse."""
     before = CATALOG_FILE.stat().st_mtime_ns if CATALOG_FILE.exists() else 0
     tables = tuple(Table(number, TableName("public", name), **{"columns": (), **facts})
                    for number, name in enumerate(names))  # fmt: skip

@@ -27,7 +27,7 @@ from tests.cli.conftest import Shell, traces
 from tests.jsondocuments import checked
 
 
-def test_operators_requests_are_shown_until_they_are_withdrawn(shell: Shell) -> None:
+def test_pgcdc_positions_shows_requests_of_the_operator_until_they_are_withdrawn(shell: Shell) -> None:
     shell.pgcdc("setup")
     before = json.loads(shell.pgcdc("positions", "--json"))
     assert before["apply"] == "running"
@@ -46,7 +46,7 @@ def test_operators_requests_are_shown_until_they_are_withdrawn(shell: Shell) -> 
     assert (after["endpos"], after["apply"]) == (None, "running")
 
 
-def test_a_request_to_end_at_an_lsn_that_is_already_received_is_reported(shell: Shell) -> None:
+def test_pgcdc_until_warns_if_the_changes_up_to_its_lsn_are_already_received(shell: Shell) -> None:
     shell.pgcdc("setup")
     assert shell.pgcdc("until", "0/1") == "syncs end at 0/1\n"
     said = shell.pgcdc("follow", "--receive-only")
@@ -89,7 +89,7 @@ def test_the_error_for_a_wrong_argument_explains_what_is_wrong(shell: Shell, arg
     assert told in shell.pgcdc(*arguments, expect=2)
 
 
-def test_without_a_project_the_commands_advise_setup(shell: Shell) -> None:
+def test_commands_that_direct_a_sync_advise_setup_if_the_project_is_not_set_up(shell: Shell) -> None:
     for arguments in (["until", "1/0"], ["pause", "apply"], ["positions"]):
         assert "run `pgcdc setup`" in shell.pgcdc(*arguments, expect=1)
     assert not any(name.startswith("lake") for name in shell.files())
@@ -98,7 +98,7 @@ def test_without_a_project_the_commands_advise_setup(shell: Shell) -> None:
 # `status` names the processes that hold the lake's locks, or reports that a process recorded no name
 
 
-def test_status_shows_the_request_of_a_running_verify(shell: Shell) -> None:
+def test_status_shows_that_a_running_verify_pauses_the_applying_of_changes(shell: Shell) -> None:
     shell.pgcdc("setup")
     with place_verify_request(Layout.of(shell.folder / "lake")) as request:
         assert f"paused               for `pgcdc verify` (pid {os.getpid()}): nothing is applied" in shell.pgcdc(
@@ -124,7 +124,7 @@ def test_status_reports_a_lock_whose_holder_recorded_no_name(shell: Shell) -> No
 # The program in ``docs/reference/json.md`` ----------------------------------------------------------
 
 
-def test_the_program_in_the_docs_prints_problems_and_lags(shell: Shell) -> None:
+def test_the_python_program_on_the_page_json_md_prints_problems_and_lags(shell: Shell) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.S)
     shell.pgcdc("setup")
@@ -142,7 +142,7 @@ def test_the_program_in_the_docs_prints_problems_and_lags(shell: Shell) -> None:
 
 @dg.op(name="pgcdc_deaf", config_schema={})
 def deaf() -> None:
-    """A job that ignores all signals."""
+    """Interrupts its own process, as Ctrl-C does, and then continues for 30 s."""
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(30)
 

@@ -51,7 +51,7 @@ def as_role(shell: Shell, role: str) -> None:
 def test_teardown_removes_our_slot_and_keeps_a_publication_that_the_owner_of_the_tables_made(
     shell: Shell, conn: psycopg.Connection, role: str
 ) -> None:
-    """Nothing on the source shows that the slot is ours. The project's own record of its slot shows it."""
+    """Teardown knows from the project's own record that the slot is ours. Nothing on the source shows it."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
     shell.set(PUBLICATION="theirs")
@@ -72,7 +72,7 @@ def test_teardown_removes_our_slot_and_keeps_a_publication_that_the_owner_of_the
 def test_a_slot_that_the_project_did_not_record_is_kept_and_reported(
     shell: Shell, conn: psycopg.Connection, role: str
 ) -> None:
-    """Afterwards, the advice in the message is followed, and works."""
+    """The project's record is deleted before teardown. The statement that teardown advises then drops the slot."""
     conn.execute("CREATE PUBLICATION theirs FOR TABLE a")
     as_role(shell, role)
     shell.set(PUBLICATION="theirs")
@@ -103,7 +103,7 @@ def test_a_slot_is_recorded_before_it_is_created(shell: Shell, conn: psycopg.Con
     assert noted == [(f"slot s_{shell.database.name}",)]
 
 
-def test_teardown_exits_with_1_if_something_that_setup_made_is_kept(
+def test_teardown_exits_with_code_1_if_it_cannot_remove_something_that_setup_made(
     shell: Shell, conn: psycopg.Connection, role: str
 ) -> None:
     shell.pgcdc("setup")
@@ -210,7 +210,7 @@ def test_setup_does_not_change_the_publications_of_another_project(
     assert "1 table is published" in shell.pgcdc("setup")
 
 
-def test_teardown_shared_removes_what_another_project_made(
+def test_teardown_with_the_option_shared_removes_what_another_project_made(
     shell: Shell, conn: psycopg.Connection, alike: tuple[Path, Path]
 ) -> None:
     shell.patch.chdir(alike[1])
@@ -243,7 +243,7 @@ def test_publications_are_recorded_before_the_slot_is_created(shell: Shell, conn
     assert left(conn) == set()
 
 
-def test_status_shows_the_advice_once_if_one_of_two_publications_is_missing(
+def test_status_advises_teardown_only_once_if_one_of_two_publications_is_missing(
     shell: Shell, conn: psycopg.Connection
 ) -> None:
     conn.execute("CREATE TABLE keyless (v int)")

@@ -1,4 +1,5 @@
-"""Wrong usage and wrong settings: exit code 2, one line that names the problem, a link, and no change."""
+"""A command with wrong arguments or wrong settings exits with code 2, and prints an error that names the problem. For
+wrong settings, the error also contains a link to the documentation."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def _fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["up", "--port", "x"], "'x' is not a valid integer"),
     ],
 )
-def test_wrong_usage_exits_with_2(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command_with_wrong_arguments_exits_with_code_2(
+    arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run(arguments) == 2
     streams = capfd.readouterr()
     assert said in streams.err
@@ -43,7 +46,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], said: str, capfd: pytest
 
 
 @pytest.mark.parametrize("arguments", [["sync"], ["status"], ["setup"], ["verify"], ["follow"], ["teardown", "--yes"]])
-def test_wrong_settings_exit_with_2_and_name_the_field(
+def test_a_command_with_wrong_settings_exits_with_code_2_and_names_the_setting(
     arguments: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGCDC_BATCH_BYTES", "plenty")

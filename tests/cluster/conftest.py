@@ -1,4 +1,5 @@
-"""Fixtures: one Spark cluster for all tests of a process, and a server whose password only the driver gets."""
+"""Fixtures: one Spark cluster for all tests of a pytest process, and a PostgreSQL server whose password only the driver
+gets."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def walled_server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
-    """The fault points at which tasks stop on the executors."""
+    """Sets the fault points at which Spark tasks stop on the executors."""
     return Faults(tmp_path_factory.mktemp("faults"))
 
 
@@ -70,7 +71,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, faults: Faults) -> Iterato
 
 @dataclass
 class Rig:
-    """A project whose tasks run on the cluster."""
+    """A project whose Spark tasks run on the cluster, and ``conn``, a connection to its source."""
 
     project: Project
     cluster: Cluster
@@ -104,7 +105,8 @@ def database(walled_server: EmbeddedServer) -> Iterator[Database]:
 
 @pytest.fixture
 def rig_on(cluster: Cluster, faults: Faults, database: Database, tmp_path: Path) -> Iterator[Callable[[str], Rig]]:
-    """Returns a function that makes the project, with its lake at the given location."""
+    """Returns a function that creates the tables in the source, and makes a project with its lake at the given
+    location."""
     conns: list[psycopg.Connection[Any]] = []
 
     def made(lake: str) -> Rig:

@@ -22,7 +22,8 @@ _MOST = 150
 
 
 def pages_of(address: str) -> Iterator[tuple[str, bytes]]:
-    """Yields the pages of a UI, the pages of the same server that they link to, and the answers of its API."""
+    """Yields the pages of a web UI, all pages of the same web server to which these pages link, and the answers of the
+    server's REST API."""
     todo, seen = [f"{address}/", *(f"{address}/{page}" for page in _PAGES)], set[str]()
     while todo and len(seen) < _MOST:
         url = todo.pop()

@@ -19,8 +19,8 @@ from tests.servers import held_port
 from tests.waiting import wait_for
 
 WORKERS, CORES = 2, 3
-"""Number of workers, and cores of each worker. These are more cores than Spark assumes before executors have
-registered."""
+"""The number of workers, and the number of cores of each worker. A worker has more cores than Spark assumes before
+executors have registered (2)."""
 EXECUTOR = "CoarseGrainedExecutorBackend"
 _HOME = Path(pyspark.__file__).parent
 
@@ -86,8 +86,8 @@ class Cluster:
 
 @contextmanager
 def standalone(folder: Path, more: Mapping[str, str]) -> Iterator[Cluster]:
-    """Runs the cluster. ``more``: environment variables of the workers and of the executors that they start. Neither
-    workers nor executors get libpq's variables."""
+    """Runs the cluster. ``more``: additional environment variables of the workers and of the executors that they start.
+    Neither workers nor executors get the environment variables of libpq (``PG...``)."""
     folder.mkdir(parents=True, exist_ok=True)
     hidden = ("PG", "DAGSTER", "SPARK")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}

@@ -1,4 +1,4 @@
-"""Steps of a sync whose executors are killed."""
+"""Waits until a sync whose executors are killed reaches a fault point, or succeeds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SECONDS = 300
 
 @contextmanager
 def stopped_at(rig: Rig, point: FaultPoint, process: subprocess.Popen[str]) -> Iterator[int]:
-    """Yields the pid of the worker that is stopped at the fault point. After the block the worker continues, if it is
-    still alive."""
+    """Waits until a Python worker has stopped at the fault point, and yields the worker's pid. After the block, the
+    worker continues if it is still alive."""
     wait_for(lambda: rig.faults.reached(point) is not None or process.poll() is not None, SECONDS, point)
     worker = rig.faults.reached(point)
     assert worker is not None, f"ended with {process.returncode} before {point}: {rig.project.log('sync')}"

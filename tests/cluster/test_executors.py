@@ -42,7 +42,7 @@ def kill(process: psutil.Process) -> None:
 
 
 def test_speculative_attempt_replaces_a_stopped_task(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
-    """The first attempt stays at its fault point, so without speculation these runs would not end."""
+    """The first attempt of a task stays at its fault point. So without speculation, the syncs would not end."""
     rig = rig_on(shared_folder)
     project = rig.with_spark(**_EAGER)
     project.run("setup")
@@ -90,7 +90,8 @@ def test_sync_in_follow_mode_continues_after_executors_are_killed(rig_on: Callab
 def test_executors_run_the_packed_python_environment(
     rig_on: Callable[[str], Rig], shared_folder: str, cluster: Cluster
 ) -> None:
-    """An executor without the driver's version of the package is reported in one line, before a task starts work."""
+    """An executor that lacks Python, or that has a different version of pgcdc_assets than the driver, is reported in
+    one line, before a task starts work."""
     rig = rig_on(shared_folder)
     rig.project.run("pack")
     project = rig.with_spark(archive="pgcdc_env.tar.gz")
@@ -125,7 +126,8 @@ def _older(folder: Path) -> Path:
 def test_missing_store_credentials_on_executors_are_reported(
     rig_on: Callable[[str], Rig], in_bucket: str, tmp_path: Path
 ) -> None:
-    """The driver's credentials are never sent to executors."""
+    """The driver never sends its credentials for the object store to executors, so executors need credentials in their
+    own environment."""
     rig = rig_on(in_bucket)
     nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
     with standalone(tmp_path / "poor", nothing) as poor:

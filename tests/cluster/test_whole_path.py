@@ -22,8 +22,9 @@ pytestmark = [pytest.mark.long, pytest.mark.process, pytest.mark.timeout(1200)]
 
 
 def assert_unseen(secret: str, rig: Rig, ui: int, *, of_workers: bool = False) -> None:
-    """Fails if the secret can be read anywhere. A task is stopped on an executor during the check. ``of_workers``: the
-    secret is in the workers' environment on purpose."""
+    """Fails if the secret appears in a web page, a command line, a log or the environment of a process of the cluster.
+    A task is stopped on an executor during the check. ``of_workers``: the secret is in the workers' environment on
+    purpose."""
     cluster = rig.cluster
     worker_pages = [worker["webuiaddress"] for worker in cluster.state["workers"]]
     pages: dict[str, bytes] = {}
@@ -70,13 +71,13 @@ def the_whole_path(rig: Rig, secrets: dict[str, bool]) -> None:
 
 
 @pytest.mark.takes(120)
-def test_syncs_survive_killed_executors_and_leak_no_secret_with_a_shared_folder(
+def test_syncs_to_a_shared_folder_survive_killed_executors_and_leak_no_secret(
     rig_on: Callable[[str], Rig], shared_folder: str
 ) -> None:
     the_whole_path(rig_on(shared_folder), {SECRET: False})
 
 
-def test_syncs_survive_killed_executors_and_leak_no_secret_with_an_object_store(
+def test_syncs_to_an_object_store_survive_killed_executors_and_leak_no_secret(
     rig_on: Callable[[str], Rig], in_bucket: str
 ) -> None:
     """The workers have the store's credentials in their own environment."""
@@ -93,7 +94,7 @@ print("cores", cores(session), session.conf.get("spark.sql.shuffle.partitions"),
 
 
 def test_number_of_tasks_equals_the_cores_of_the_executors(rig_on: Callable[[str], Rig], shared_folder: str) -> None:
-    """The cores are read right after the session has started, when Spark still reports 2."""
+    """The number of tasks is read right after the session has started, when Spark itself still reports 2 cores."""
     more = {"spark.executor.cores": str(CORES), "spark.cores.max": str(CORES)}
     settings = rig_on(shared_folder).with_spark(**more).settings
     done = subprocess.run(

@@ -1,5 +1,5 @@
-"""A process ends in time after a signal, in any state. Here ``boundary`` is the number of seconds that a sync gets to
-stop at a commit boundary."""
+"""A process ends in time after a signal, even if its work hangs. The functions in ``SCRIPT`` are the work of the
+process. The parameter ``boundary`` is the number of seconds that a sync gets to stop at a commit boundary."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ time.sleep({rest})
 
 
 def run(kind: str, what: str, numbers: list[int], *, boundary: float = 0.5, rest: float = 0) -> tuple[int, str, float]:
-    """Starts a process and sends it the signals ``numbers``. Returns its exit code, its output, and the seconds from
-    the first signal to its end."""
+    """Starts a process whose work is the function ``what`` of ``SCRIPT``, and sends it the signals ``numbers``. Returns
+    the exit code, the output, and the seconds from the first signal to the end of the process."""
     script = SCRIPT.format(kind=kind.format(boundary), what=what, rest=rest)
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -80,7 +80,8 @@ def run(kind: str, what: str, numbers: list[int], *, boundary: float = 0.5, rest
 
 
 AT_ONCE = 20
-"""Seconds within which a process must end. Without the tested rule, it would wait for 50 seconds or more."""
+"""Seconds within which a process must end. If the process waited for a commit boundary or for the end of its work
+instead, it would need 50 seconds or more."""
 AT_BOUNDARY = "at_boundary(stop, boundary={})"
 KINDS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
@@ -126,7 +127,7 @@ def test_process_that_hangs_after_the_end_of_its_work_is_terminated() -> None:
 
 
 @pytest.mark.long
-def test_signal_ends_a_command_that_needs_no_commit_boundary_at_once() -> None:
+def test_a_command_that_needs_no_commit_boundary_ends_at_once_after_a_signal() -> None:
     code, words, seconds = run("at_once()", "busy", [signal.SIGTERM])
     assert (code, words) == (0, "interrupted\nend\n")
     assert seconds < AT_ONCE
@@ -134,8 +135,8 @@ def test_signal_ends_a_command_that_needs_no_commit_boundary_at_once() -> None:
     assert (code, seconds < AT_ONCE) == (ending.CODE, True)
 
 
-def test_process_that_pgcdc_does_not_own_continues_after_the_signalled_sync() -> None:
-    """The process belongs to Dagster or to a test, for example. It is not interrupted after the sync in it has
+def test_process_that_pgcdc_did_not_start_continues_after_a_signal_ended_its_sync() -> None:
+    """For example, Dagster or a test has started the process. The process is not interrupted after its sync has
     ended."""
     stop = threading.Event()
     with ENDING.at_boundary(stop, boundary=0.3):

@@ -1,4 +1,4 @@
-""""""
+"""LSNs, LSN ranges, the endpos at which a run must stop, and the LSNs that are reported to the source."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_a_commit_belongs_to_exactly_one_lsn_range(points: list[Lsn], commit_lsn
 
 
 def test_commit_record_that_starts_at_a_boundary_belongs_to_the_next_range() -> None:
-    """A slot that is confirmed at the boundary sends this transaction again, so the range below the boundary must not
-    contain it."""
+    """If the slot's ``confirmed_flush_lsn`` is this boundary, the server sends the transaction again. So the range that
+    ends at the boundary must not contain the transaction."""
     before, after = LsnRange(Lsn(10), Lsn(20)), LsnRange(Lsn(20), Lsn(30))
     assert not before.holds_commit(20)
     assert after.holds_commit(20)
@@ -114,7 +114,7 @@ def test_run_must_not_end_at_a_commit_boundary_above_its_endpos() -> None:
     assert not goal.allows(1001)
 
 
-def test_keepalive_below_the_endpos_ends_the_run_if_the_source_does_not_flush_the_endpos_in_time() -> None:
+def test_keepalive_below_the_endpos_ends_the_run_if_the_source_flushes_the_endpos_too_late() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     assert goal.arrived_at_wal_end(1000)
     goal.saw_source(inserted=GOAL, flushed=Lsn(900), now=10.0)
@@ -127,7 +127,7 @@ def test_keepalive_below_the_endpos_ends_the_run_if_the_source_does_not_flush_th
     assert goal.arrived_at_wal_end(950)
 
 
-def test_endpos_above_all_inserted_wal_does_not_count_as_a_late_flush() -> None:
+def test_run_does_not_end_below_the_endpos_before_the_source_has_inserted_the_endpos() -> None:
     goal = Endpos(GOAL, wal_writer_delay=DELAY)
     for now in range(100):
         goal.saw_source(inserted=Lsn(999), flushed=Lsn(999), now=float(now))

@@ -1,4 +1,5 @@
-""""""
+"""Names and folders of tables, locations of files, texts in the encoding of the source, and patterns for the prefixes
+of logical messages."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ def test_name_is_quoted_in_sql_only_if_necessary() -> None:
 # Parsing, joining, splitting and comparing instances of :class:`Location` ---------------------------
 
 
-def test_path_is_made_absolute_and_url_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_location_makes_a_path_absolute_and_keeps_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert Location.of("lake").text == str(tmp_path / "lake")
     assert Location.of(Path("lake//./")).text == str(tmp_path / "lake")
@@ -113,7 +114,7 @@ def test_locations_are_joined_and_split(root: str) -> None:
     assert {file: 1}[lake / "public/t/part"] == 1
 
 
-def test_scheme_of_a_url_selects_the_store() -> None:
+def test_a_location_has_the_scheme_of_its_url_or_the_scheme_of_local_files() -> None:
     assert Location.of("/lake").scheme == LOCAL
     assert Location.of("s3://bucket/key").scheme == "s3"
 
@@ -134,7 +135,7 @@ def test_local_path_is_given_to_other_programs_as_a_uri() -> None:
 WIN1252, EUC_JP, SQL_ASCII = (Encoding.of(name) for name in ("WIN1252", "EUC_JP", "SQL_ASCII"))
 
 
-def test_invalid_byte_is_an_error_for_values_and_is_marked_in_names() -> None:
+def test_a_byte_that_cannot_be_decoded_is_an_error_in_values_and_is_marked_in_names() -> None:
     assert WIN1252.decode(b"caf\xe9 \x80") == "café €"
     with pytest.raises(UnicodeDecodeError):
         WIN1252.decode(b"b\x81")
@@ -168,7 +169,7 @@ def test_name_decoded_as_utf8_can_be_decoded_again_in_the_sources_encoding(raw: 
 
 
 @given(st.binary(max_size=40), st.sampled_from([WIN1252, EUC_JP, UTF8]))
-def test_shown_text_is_marked_if_and_only_if_decoding_fails(raw: bytes, encoding: Encoding) -> None:
+def test_shown_text_is_the_decoded_text_and_is_marked_if_decoding_fails(raw: bytes, encoding: Encoding) -> None:
     try:
         text = encoding.decode(raw)
     except UnicodeDecodeError:

@@ -63,14 +63,14 @@ def test_cut_without_consumers_depends_only_on_the_age_of_the_files() -> None:
     assert log_cut(held, START, [Lsn(119)], NOW) == START
 
 
-def test_log_file_with_rows_of_the_first_kept_batch_is_kept() -> None:
+def test_old_log_file_is_kept_if_a_young_file_has_rows_of_the_same_batch() -> None:
     old = NOW - timedelta(days=2)
     held = [LogFile(Lsn(101), Lsn(110), old), LogFile(Lsn(105), Lsn(108), old), LogFile(Lsn(110), Lsn(120), NOW)]
     assert log_cut(held, START, [], NOW - timedelta(days=1)) == START
 
 
 MINUTE = 60_000_000
-"""In microseconds."""
+"""One minute in microseconds."""
 ages = st.lists(st.integers(0, 5 * 24 * 60), max_size=300, unique=True).map(lambda found: sorted(found, reverse=True))
 
 
@@ -81,8 +81,8 @@ def left(times: list[int], now: int) -> list[int]:
 
 @given(ages, st.integers(0, 3 * 24 * 60))
 def test_points_are_thinned_out_with_age(minutes: list[int], later: int) -> None:
-    """Thinning keeps all young points, and the newest point of each interval. Thinning once or several times has the
-    same result."""
+    """Thinning keeps all young points. Of the older points, it keeps the newest point of each interval. Thinning once
+    or several times has the same result."""
     now = 10**15
     times = [now - minute * MINUTE for minute in minutes]
     kept = left(times, now)
@@ -111,8 +111,8 @@ def test_points_in_several_files_are_thinned_out_like_points_in_one_file() -> No
 
 
 def test_each_interval_between_points_is_a_multiple_of_the_next_shorter_one() -> None:
-    """For example, an hour consists of whole ten-minute intervals. Its newest point is therefore also the newest point
-    of a ten-minute interval, and thinning in one step or in two steps keeps the same points."""
+    """For example, an hour consists of whole ten-minute intervals. The newest point of an hour is therefore also the
+    newest point of a ten-minute interval, and thinning in one step or in two steps keeps the same points."""
     assert [age for age, _ in LADDER] == sorted((age for age, _ in LADDER), reverse=True)
     assert LADDER[-1][0] == EVERY_POINT >= GRACE
     for (_, longer), (_, shorter) in pairwise(LADDER):

@@ -102,7 +102,7 @@ class RecordingEngines:
 
 
 def resources(script: Script, names: Names = NAMES) -> dict[str, Any]:
-    """The resources of a source whose engine only records."""
+    """Returns the Dagster resources of a source, with an engine that only records its calls."""
     return {names.engines: RecordingEngines(script), names.watcher: Watcher()}
 
 

@@ -56,7 +56,7 @@ def test_a_scaffolded_component_describes_one_source() -> None:
             assert {"shop/public/orders", "shop/change_log", "shop/source/public/orders"} <= keys_of(defs)
 
 
-def test_a_component_finds_its_assets_after_a_translation_changed_their_keys() -> None:
+def test_a_translation_changes_asset_keys_owners_and_tags_and_keeps_the_dependencies() -> None:
     attributes = {
         "name": "shop", "source": DSN, "lake": "lake", "settings": {"retention": "14 days"},
         "translation": {"key_prefix": "acme", "owners": ["team:payments"], "tags": {"stage": "{{ stage }}"}},
@@ -161,7 +161,7 @@ def test_no_definition_contains_the_password_of_the_source(tmp_path: Path) -> No
     ],
     ids=["a relative lake", "an environment variable that is not set", "a name with a capital", "an unknown setting"],
 )
-def test_wrong_argument_of_build_pgcdc_defs_is_reported_in_one_line(
+def test_error_for_a_wrong_argument_of_build_pgcdc_defs_does_not_contain_the_password(
     tmp_path: Path, given: dict[str, Any], message: str
 ) -> None:
     values: dict[str, Any] = {"name": "shop", "source": DSN, "lake": tmp_path / "lake", "state": tmp_path / "state"}
@@ -171,7 +171,7 @@ def test_wrong_argument_of_build_pgcdc_defs_is_reported_in_one_line(
     assert "geheim" not in str(refused.value)
 
 
-def test_the_guide_lists_each_attribute_of_the_component_and_each_argument() -> None:
+def test_the_guide_lists_each_attribute_of_the_component_and_each_option_of_build_pgcdc_defs() -> None:
     _, _, attributes, arguments, *_ = re.split(r"^## ", (GUIDES / "own_dagster.md").read_text(), flags=re.MULTILINE)
     assert set(re.findall(r"^\| `(\w+)` \|", attributes, re.MULTILINE)) == set(PgcdcComponent.model_fields)
     listed = re.findall(r"`(\w+)`", " ".join(re.findall(r"^- ([^:]+):", arguments, re.MULTILINE)))

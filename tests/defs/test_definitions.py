@@ -1,4 +1,5 @@
-"""The code location: its asset graph for a saved catalog, and that it loads with any catalog or none."""
+"""The code location: the asset graph that it builds from a saved catalog. The code location loads with every catalog,
+and also without a catalog."""
 
 from __future__ import annotations
 

@@ -178,5 +178,5 @@ def test_the_cursor_is_unchanged_after_a_text_round_trip() -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", "x", '{"position": -1, "since": 0}'])
-def test_an_unreadable_cursor_is_replaced_by_a_new_one(text: str | None) -> None:
+def test_an_unreadable_cursor_is_replaced_by_an_empty_cursor(text: str | None) -> None:
     assert Cursor.parse(text) == Cursor()

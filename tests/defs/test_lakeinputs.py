@@ -78,7 +78,7 @@ def test_all_inputs_of_a_run_are_read_at_the_point_that_was_newest_at_its_start(
     assert _ran(lake, second) == [[2, 2]]
 
 
-def test_input_of_an_asset_may_name_its_table(lake: PgcdcLake) -> None:
+def test_metadata_of_an_input_may_name_the_table_to_read(lake: PgcdcLake) -> None:
     @dg.asset(
         ins={"mirror": dg.AssetIn(["house", "x"], input_manager_key="shop_lake", metadata={"table": "public.orders"})}
     )

@@ -40,7 +40,7 @@ def run(instance: dg.DagsterInstance, script: Script, config: dict[str, Any]) ->
 
 
 def scheduled() -> dict[str, Any]:
-    """The configuration of the schedule's own run."""
+    """Returns the configuration of the run that the schedule requests."""
     with dg.build_schedule_context() as context:
         data = maintenance_schedule(OF, maintain_job(OF)).evaluate_tick(context)
     assert data.run_requests
@@ -74,7 +74,7 @@ def test_the_maintenance_run_fails_if_the_maintenance_of_a_mirror_failed(instanc
 
 
 @pytest.mark.parametrize(("running", "status"), [(True, "RUNNING"), (False, "STOPPED")])
-def test_the_schedule_runs_by_default_only_if_the_sensor_does(running: bool, status: str) -> None:
+def test_the_schedule_and_the_sensor_have_the_same_default_status(running: bool, status: str) -> None:
     of = replace(OF, running=running)
     assert maintenance_schedule(of, maintain_job(of)).default_status.name == status
     assert sync_sensor(of, sync_job(of)).default_status.name == status

@@ -52,7 +52,7 @@ def run(
     )  # fmt: skip
 
 
-def test_projects_of_different_names_share_an_instance(
+def test_projects_with_different_names_can_share_a_dagster_instance(
     instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each project has its own ranges and runs, even with equal tables and overlapping ranges. A teardown of one
@@ -107,13 +107,15 @@ def test_a_project_is_still_accepted_after_its_database_was_renamed(instance: dg
 @pytest.mark.parametrize("identity", [
     SECOND.identity, Identity("7000000000000000002", FIRST.identity.database, FIRST.identity.slot),
 ])  # fmt: skip
-def test_a_project_with_another_slot_or_system_is_refused(instance: dg.DagsterInstance, identity: Identity) -> None:
+def test_a_project_of_the_same_name_with_another_slot_or_system_is_refused(
+    instance: dg.DagsterInstance, identity: Identity
+) -> None:
     with pytest.raises(WrongInstance):
         claim(instance, NAMES, identity)
     claim(instance, NAMES, FIRST.identity)
 
 
-def test_an_instance_can_be_used_by_another_project_after_a_teardown(instance: dg.DagsterInstance) -> None:
+def test_another_project_can_use_the_name_after_a_teardown_of_the_first_project(instance: dg.DagsterInstance) -> None:
     release(instance, NAMES, SECOND.identity)
     with pytest.raises(WrongInstance):
         claim(instance, NAMES, SECOND.identity)
@@ -123,7 +125,7 @@ def test_an_instance_can_be_used_by_another_project_after_a_teardown(instance: d
         claim(instance, NAMES, FIRST.identity)
 
 
-def test_an_instance_without_partitions_can_be_used_by_another_project(instance: dg.DagsterInstance) -> None:
+def test_another_project_can_use_the_name_after_all_partitions_were_deleted(instance: dg.DagsterInstance) -> None:
     """As long as the instance has partitions of the first project, the second project is refused, with the advice to
     delete these partitions."""
     copied = register_snapshot(instance, NAMES, Lsn(0x10))

@@ -1,4 +1,5 @@
-"""The register of LSN ranges: it is ordered and without gaps, and old ranges are deleted together with the log."""
+"""The register of LSN ranges in Dagster: the ranges are ordered and without gaps, and a range that the change log no
+longer contains is deleted."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_a_gap_before_a_new_range_is_registered_as_a_separate_range(register: Ra
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x40), span(0x40, 0x50)]
 
 
-def test_registered_ranges_are_not_registered_again(register: RangeRegister) -> None:
+def test_the_part_of_a_range_that_is_already_registered_is_not_registered_again(register: RangeRegister) -> None:
     register.add(span(0x10, 0x20))
     register.add(span(0x20, 0x30))
     assert register.add(span(0x10, 0x20)) == span(0x10, 0x20)
@@ -83,7 +84,7 @@ def test_partition_key_above_all_ended_ranges_is_removed(register: RangeRegister
     assert register.known() == [span(0x10, 0x20), span(0x20, 0x30)]
 
 
-def test_deleted_keys_of_adjacent_ranges_become_one_range_in_lsn_order(
+def test_deleted_keys_of_adjacent_ranges_are_restored_as_one_key_in_lsn_order(
     register: RangeRegister, instance: dg.DagsterInstance
 ) -> None:
     for start in (0x10, 0x20, 0x30, 0x40, 0x50):
@@ -126,7 +127,7 @@ def test_asset_key_is_schema_and_name_with_special_characters_encoded(table: Tab
     assert NAMES.of_stage("snapshot", table).path == ["pgcdc", "snapshot", *key]
 
 
-def test_all_names_of_a_source_begin_with_its_name() -> None:
+def test_all_dagster_names_of_a_source_begin_with_the_name_of_the_source() -> None:
     names = keys.Names("shop")
     for key in (names.slot, names.change_log, names.messages, names.consistent_points):
         assert (key.path[0], len(key.path)) == ("shop", 2)
@@ -138,21 +139,21 @@ def test_all_names_of_a_source_begin_with_its_name() -> None:
 
 
 @given(ANY_NAMES, ANY_NAMES)
-def test_keys_of_different_tables_differ_as_paths_and_as_text(left: TableName, right: TableName) -> None:
+def test_asset_keys_of_different_tables_have_different_texts(left: TableName, right: TableName) -> None:
     for stage in STAGES:
         same = NAMES.of_stage(stage, left).to_user_string() == NAMES.of_stage(stage, right).to_user_string()
         assert same == (left == right)
 
 
 @given(ANY_NAMES, ANY_NAMES)
-def test_keys_of_different_kinds_of_assets_never_collide(left: TableName, right: TableName) -> None:
+def test_the_asset_key_of_a_mirror_is_never_the_key_of_another_kind_of_asset(left: TableName, right: TableName) -> None:
     others = (NAMES.of_stage("changes", left), NAMES.of_stage("snapshot", left), NAMES.source_table(left))
     texts = {key.to_user_string() for key in others}
     assert NAMES.of_stage("mirror", right).to_user_string() not in texts
 
 
 @given(ANY_NAMES, ANY_NAMES)
-def test_op_names_are_valid_and_one_to_one(left: TableName, right: TableName) -> None:
+def test_op_names_are_valid_and_differ_for_different_tables(left: TableName, right: TableName) -> None:
     names = keys.op_name("mirror", left), keys.op_name("mirror", right)
     assert all(re.fullmatch(r"[A-Za-z0-9_]+", name) for name in names)
     assert (names[0] == names[1]) == (left == right)

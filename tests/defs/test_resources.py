@@ -1,5 +1,5 @@
-"""Spark's session as a resource: it is the resource of dagster-pyspark, with the same configuration, and stops with the
-run."""
+"""The Spark session as a Dagster resource: the resource of dagster-pyspark, with the same configuration. The session
+stops at the end of the run."""
 
 from __future__ import annotations
 

@@ -94,15 +94,15 @@ def test_only_runs_of_deleted_ranges_are_deleted(instance: dg.DagsterInstance, t
     assert instance.get_materialized_partitions(MIRROR) == {kept.key}
     assert instance.get_dynamic_partitions(str(NAMES.lsn_ranges.name)) == [kept.key]
     assert instance.get_latest_materialization_event(QUIET_MIRROR) is not None
-    # The runs of the copy, of the range's end and of the repair are deleted, too, after the range is deleted and a
-    # newer run has materialized the same assets.
+    # The run of the copy, the run that ended the range, and the run of the repair are deleted only after the range is
+    # deleted and a newer run has materialized the same assets.
     register.prune(kept.end, kept.end)
     newest = run(instance, span(0x30, 0x40).key, assets=ASSETS)
     assert forget_runs(instance, OF, ASSETS, datetime.fromtimestamp(time.time() + 1, UTC), lambda: False) == 3
     assert {record.run_id for record in instance.get_runs()} == {foreign, other, under_way, newest}
 
 
-def test_the_instance_of_a_project_deletes_old_ticks(instance: dg.DagsterInstance) -> None:
+def test_the_dagster_instance_of_a_project_deletes_old_ticks(instance: dg.DagsterInstance) -> None:
     assert set(yaml.safe_load(INSTANCE_YAML)["retention"]) == {"schedule", "sensor"}
     for kind in (InstigatorType.SENSOR, InstigatorType.SCHEDULE):
         kept = instance.get_tick_retention_settings(kind)

@@ -1,4 +1,5 @@
-"""Dagster runs whose process died are distinguished from active runs. A signal ends a sync at a commit boundary."""
+"""Dagster runs whose process has died are reported as failed, and active runs are not. A signal ends a sync at a commit
+boundary."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Layout:
 
 
 def forget(lake: Layout) -> None:
-    """Deletes all traces of the last holder of the lake, as if that process had held the lake days ago."""
+    """Deletes all traces of the last holder of the lake's lock, as if that process had held the lock days ago."""
     chainlease._chain.cache_clear()
     if lake.root.scheme == LOCAL:
         storage.delete([lake.lock])
@@ -93,7 +94,7 @@ def test_run_is_reported_dead_if_a_newer_process_has_its_pid(instance: dg.Dagste
     assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == [dead]
 
 
-def test_no_run_is_reported_dead_while_another_process_holds_the_lock(
+def test_no_run_is_reported_dead_while_another_process_holds_the_lock_of_the_lake(
     instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     dead = run_of(instance, mark=dead_mark())
@@ -153,8 +154,10 @@ def test_run_in_another_container_is_reported_dead_if_its_lake_has_been_unlocked
     assert status(instance, run) is dg.DagsterRunStatus.FAILURE
 
 
-def test_dead_runs_are_reported_before_a_run_takes_the_lock(instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    """A sync reports dead runs before it locks the lake. While the lake is locked, no run is reported."""
+def test_no_run_is_reported_dead_while_this_process_holds_the_lock_of_the_lake(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """A sync must therefore report dead runs before it takes the lock."""
     dead = run_of(instance, mark=dead_mark())
     with lake_lock(Layout.of(tmp_path), "sync"):
         assert runs.report_dead_runs(instance, NAMES, Layout.of(tmp_path)) == []
@@ -180,8 +183,8 @@ def with_pools() -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def test_the_pool_slot_of_an_ended_run_is_released(with_pools: dg.DagsterInstance) -> None:
-    """The pool slot is also released if the run was killed while it waited for the slot."""
+def test_limit_pool_releases_the_pool_slot_of_a_run_that_has_ended(with_pools: dg.DagsterInstance) -> None:
+    """If a run ended while it waited for the slot, its place in the queue is released, too."""
     instance, storage = with_pools, with_pools.event_log_storage
     runs.limit_pool(instance, NAMES)
     holder, waiter = run_of(instance), run_of(instance)

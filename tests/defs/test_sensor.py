@@ -67,8 +67,8 @@ def catalog(settings: Settings, conn: psycopg.Connection[Any]) -> Catalog:
 
 @pytest.fixture
 def level(settings: Settings, catalog: Catalog, conn: psycopg.Connection[Any]) -> Lsn:
-    """Makes the state after a sync: the log exists, and a point at the slot's position lists the copied table. Returns
-    this LSN."""
+    """Makes the state after a sync: the change log exists, and a consistent point at the slot's position lists the
+    copied table. Returns the LSN of this point."""
     start = require_slot(conn, settings.slot).confirmed_flush_lsn
     assert start is not None
     ChangeLog(settings.layout).create(catalog.identity, start, 1)
@@ -106,7 +106,7 @@ def test_an_unreachable_source_is_reported_without_its_password(
 
 
 @pytest.mark.usefixtures("level")
-def test_a_published_change_requests_a_run(
+def test_a_change_of_a_published_table_requests_a_run(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
     conn.execute("INSERT INTO public.t VALUES (1)")
@@ -116,7 +116,8 @@ def test_a_published_change_requests_a_run(
 def test_sensor_keeps_the_newest_point_of_a_quiet_source_fresh(
     instance: dg.DagsterInstance, settings: Settings, level: Lsn
 ) -> None:
-    """The sensor records the newest point again, at most once a minute, and only with a freshness policy."""
+    """A source without changes gets no new consistent points. So the sensor reports the newest point again, at most
+    once a minute, and only if there is a freshness policy."""
     key = RangeRegister(instance, NAMES).add(LsnRange(Lsn(1), level)).key
     freshness = dg.FreshnessPolicy.time_window(timedelta(minutes=15))
 
@@ -148,7 +149,7 @@ def test_a_new_table_of_a_quiet_source_requests_one_run(
 
 
 @pytest.mark.usefixtures("level")
-def test_a_new_table_that_is_not_selected_requests_no_run(
+def test_a_new_table_that_the_setting_tables_does_not_select_requests_no_run(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
     conn.execute("INSERT INTO public.unpublished VALUES (1)")
@@ -206,7 +207,7 @@ def test_the_sensor_does_not_wait_for_runs_of_another_source(
 
 
 @pytest.mark.usefixtures("level")
-def test_the_sensor_reports_slot_and_health_at_intervals(
+def test_the_sensor_reports_the_slot_every_30_s_and_asset_checks_only_after_a_change(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
     first = look(instance, settings)

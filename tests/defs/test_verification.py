@@ -87,7 +87,7 @@ def materialized(instance: dg.DagsterInstance, rig: Rig) -> dict[str, dg.AssetCh
 
 
 @pytest.mark.long
-def test_the_check_compares_every_table_at_one_lsn(rig: Rig, instance: dg.DagsterInstance) -> None:
+def test_the_verify_job_compares_all_tables_at_the_same_lsn(rig: Rig, instance: dg.DagsterInstance) -> None:
     rig.started()
     rig.commit("UPDATE t SET v = 'new' WHERE id < 5", "DELETE FROM u WHERE a = 7")
     found = verified(instance, rig)
@@ -96,7 +96,7 @@ def test_the_check_compares_every_table_at_one_lsn(rig: Rig, instance: dg.Dagste
     }  # fmt: skip
     assert found["u"].metadata["mirror_rows"].value == 49
     assert found["u"].metadata["verified_lsn"] == found["t"].metadata["verified_lsn"]
-    # A backfill does not run the check, and keeps its last result.
+    # A backfill of the mirrors does not compare again. Its check results repeat the result of the last comparison.
     rig.commit("UPDATE t SET v = 'newer' WHERE id < 5")
     kept = materialized(instance, rig)
     assert kept["t"].passed
@@ -105,9 +105,9 @@ def test_the_check_compares_every_table_at_one_lsn(rig: Rig, instance: dg.Dagste
 
 
 @pytest.mark.long
-def test_a_table_that_differs_fails_its_own_check(rig: Rig, instance: dg.DagsterInstance) -> None:
+def test_a_table_that_differs_fails_only_its_own_check(rig: Rig, instance: dg.DagsterInstance) -> None:
     rig.started()
-    # The publication now excludes updates, so this update is not in the mirror.
+    # The publication now excludes updates, so the mirror does not get the update of t below.
     rig.conn.execute("ALTER PUBLICATION pgcdc SET (publish = 'insert')")
     rig.sync()
     rig.commit("UPDATE t SET v = 'unseen' WHERE id = 3", "INSERT INTO u VALUES (99, 0, 1)")

@@ -88,7 +88,7 @@ def materialize(
     instance: dg.DagsterInstance, script: Script, keys: Sequence[Sequence[str]], partitions: Sequence[str], **ops: Any
 ) -> dg.ExecuteInProcessResult:
     """Materializes the assets as the UI does, in one run over a range of partitions. ``ops``: the configuration of ops,
-    by their names."""
+    by op name."""
     defs = location(Replication(Settings(messages=("app",))), script)
     first, last = (partitions[0], partitions[-1]) if partitions else ("000000000020", "000000000010")
     return defs.resolve_implicit_global_asset_job_def().execute_in_process(
@@ -153,7 +153,8 @@ def test_an_ended_range_is_registered_and_changed_tables_are_materialised(
 
 
 def recorded(instance: dg.DagsterInstance, run_id: str, *types: dg.DagsterEventType) -> list[str]:
-    """The assets of a run's events of these types, in order, without the source's name."""
+    """Returns the asset keys of a run's events of these types, in the order of the events. The first part of each key,
+    which is the source's name, is left out."""
     found = [entry.get_dagster_event() for entry in instance.all_logs(run_id, of_type=set(types))]
     keys = [(event.asset_key or event.asset_check_evaluation_data.asset_key).path for event in found]
     assert {key[0] for key in keys} <= {"pgcdc"}
@@ -199,7 +200,8 @@ def test_asset_check_that_passes_again_is_not_recorded_again(
 def test_asset_check_of_a_copied_table_is_recorded_in_the_run_of_the_copy(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster shows a check as not evaluated if it is older than the newest materialisation."""
+    """Dagster shows a check as not evaluated if its last result is older than the newest materialisation of the
+    asset."""
     monkeypatch.setattr("pgcdc_assets.defs.checks.current_health", lambda *_: health())
     assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20))])).success
     copies = [CopyReport(table, Lsn(0x20), 40, 4000, 2, 1.5, 1) for table in (ORDERS, EVENTS)]
@@ -236,7 +238,7 @@ def latest(instance: dg.DagsterInstance, *key: str) -> dg.AssetMaterialization:
 
 
 def test_a_mirror_is_materialised_when_its_copy_is_complete(instance: dg.DagsterInstance) -> None:
-    """The source has no changes, so no range ends that could materialise the mirror."""
+    """The source has no changes, so no range ends. Only the end of the copy can materialise the mirror."""
     assert sync(instance, Script(copies=[CopyReport(ORDERS, Lsn(0x10), 40, 4000, 2, 1.5, 1)])).success
     found = latest(instance, "public", "orders")
     assert (found.partition, found.metadata["dagster/row_count"].value) == (None, 40)
@@ -253,11 +255,11 @@ def test_a_mirror_is_materialised_when_its_copy_is_complete(instance: dg.Dagster
 @pytest.mark.parametrize(
     ("condition", "fires"), [(dg.AutomationCondition.eager(), False), (mirror_updated(), True)], ids=["eager", "ours"]
 )
-def test_asset_that_depends_on_a_table_added_after_the_first_ranges_runs_with_our_condition(
+def test_mirror_updated_runs_an_asset_whose_upstream_table_was_added_after_the_first_ranges(
     instance: dg.DagsterInstance, condition: dg.AutomationCondition[dg.AssetKey], fires: bool
 ) -> None:
-    """The table has no materialization for the ranges before its copy. Dagster's ``eager`` condition would wait for
-    these ranges until retention deletes their keys."""
+    """``mirror_updated`` is our automation condition. The table has no materialization for the ranges before its copy.
+    Dagster's ``eager`` condition would wait for these ranges until retention deletes their keys."""
     points = ConsistentPoints(Settings().layout)
     publish_at(points, 0x20, {ORDERS: 3})
     assert sync(instance, Script(ranges=[report_of(span(0x10, 0x20), ORDERS)])).success
@@ -275,7 +277,7 @@ def test_asset_that_depends_on_a_table_added_after_the_first_ranges_runs_with_ou
     assert sync(instance, Script(copies=[copy], ranges=[report_of(span(0x30, 0x40), EVENTS)])).success
     second = dg.evaluate_automation_conditions(defs, instance, cursor=first.cursor)
     assert second.total_requested == fires
-    # A range in which only another table changed.
+    # In the range below, EVENTS has no changes. So the asset is not requested.
     publish_at(points, 0x50, {ORDERS: 5, EVENTS: 2})
     assert sync(instance, Script(ranges=[report_of(span(0x40, 0x50), ORDERS)])).success
     third = dg.evaluate_automation_conditions(defs, instance, cursor=second.cursor)
@@ -328,8 +330,8 @@ def test_a_run_that_a_signal_ends_at_a_commit_boundary_succeeds(instance: dg.Dag
 def test_run_ends_early_only_if_a_run_of_its_own_source_is_queued(
     instance: dg.DagsterInstance, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queued run that was launched in the UI does not have pgcdc's tag yet. pgcdc recognizes it by the assets that it
-    selects."""
+    """A queued run that was launched in the UI does not have pgcdc's tag yet. pgcdc recognizes this run by its selected
+    assets."""
     looks: list[int] = []
 
     def counted(*args: Any) -> list[dg.RunRecord]:
@@ -360,8 +362,11 @@ def test_run_ends_early_only_if_a_run_of_its_own_source_is_queued(
 
 @pytest.mark.long
 @pytest.mark.takes(20)
-def test_run_ends_early_if_another_run_waits_for_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the instance limits pools by run, Dagster starts a run even if its pool has no free slot."""
+def test_sync_ends_early_if_another_run_waits_for_the_pool_slot_of_the_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the instance does not limit pools by run, Dagster starts a run even if its pool has no free slot. The started
+    run then waits until the sync has released the slot."""
     monkeypatch.setattr(runs, "_LOOK_SECONDS", 0.1)
     script, waited, results = Script(), list[set[str]](), list[dg.ExecuteInProcessResult]()
     (home := tmp_path / "dagster").mkdir()
@@ -391,7 +396,7 @@ def test_run_ends_early_if_another_run_waits_for_its_pool(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("prefix", [["house"], []], ids=["key_prefix", "map_asset_specs"])
-def test_selections_work_after_a_user_changed_keys_or_groups_of_our_assets(
+def test_selected_assets_are_materialised_even_if_a_user_changed_their_keys_or_groups(
     instance: dg.DagsterInstance, prefix: list[str]
 ) -> None:
     """The user's project puts its own prefix before the keys of our assets, or changes their groups."""
@@ -446,7 +451,7 @@ def test_events_are_recorded_under_the_asset_keys_that_the_code_location_shows(
     assert OF.within(dg.build_sensor_context(instance=instance)) is OF
 
 
-def test_materialising_several_ranges_of_mirrors_is_one_apply(instance: dg.DagsterInstance) -> None:
+def test_mirrors_that_are_materialised_for_several_ranges_are_applied_in_one_call(instance: dg.DagsterInstance) -> None:
     ranges = [span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)]
     for known in ranges:
         RangeRegister(instance, NAMES).add(known)
@@ -471,7 +476,9 @@ def test_stages_of_a_range_are_materialised_in_order_from_log_to_mirror(instance
     assert [asked[0] for asked in script.asked] == ["check", "transform", "apply"]
 
 
-def test_logical_messages_are_reported_for_each_range_and_can_be_derived_again(instance: dg.DagsterInstance) -> None:
+def test_logical_messages_are_reported_for_each_range_and_can_be_materialised_again(
+    instance: dg.DagsterInstance,
+) -> None:
     known = span(0x10, 0x20)
     script = Script(ranges=[replace(report_of(known, ORDERS), messages=MessagesReport(3, Lsn(0x20), 1))])
     assert sync(instance, script).success
@@ -480,7 +487,7 @@ def test_logical_messages_are_reported_for_each_range_and_can_be_derived_again(i
     assert materialize(instance, script, [["messages"]], [known.key]).success
     assert script.asked[-1] == ("messages", known)
     assert metadata(instance, ["messages"], known.key)["rows"] == 4
-    # Without the setting ``messages``, no messages are reported.
+    # If a range has no report about messages, as without the setting ``messages``, the asset is not materialised.
     later = span(0x20, 0x30)
     assert sync(instance, Script(ranges=[report_of(later, ORDERS)])).success
     assert later.key not in instance.get_materialized_partitions(NAMES.messages)
@@ -501,7 +508,7 @@ def test_run_succeeds_although_one_selected_key_is_not_a_range_and_another_was_d
     assert "not a range of the change log" in metadata(instance, ["public", "orders"], "2026-01-01")["passed_over"]
     found = [metadata(instance, ["public", "orders"], key).get("rows_inserted") for key in keys]
     assert found == [None, 5, None]
-    # The next sync reads the ranges in order and continues.
+    # ``mend``, which every sync calls, registers the deleted range again. The next sync succeeds.
     log = ChangeLog(Settings().layout)
     log.create(Identity("1", "db", "s"), Lsn(0x10), 1)
     assert RangeRegister(instance, NAMES).mend() == [span(0x20, 0x30)]

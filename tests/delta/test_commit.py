@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, Schema
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
@@ -54,6 +54,7 @@ def rows(tmp_path: Path) -> Rows:
 STEPS = st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 60), max_size=20)), min_size=1, max_size=30)
 
 
+@example([(4, set()), (0, {0}), (0, {1})])
 @given(STEPS)
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_version_holds_the_rows_of_the_model(tmp_path: Path, steps: list[tuple[int, set[int]]]) -> None:

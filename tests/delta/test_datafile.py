@@ -261,6 +261,13 @@ def test_damaged_deletion_vector_is_an_error(tmp_path: Path, place: int) -> None
         read_vector(Location.of(tmp_path), descriptor)
 
 
+def test_missing_file_of_a_deletion_vector_is_an_error(tmp_path: Path) -> None:
+    (descriptor,) = write_vectors(Location.of(tmp_path), [BitMap64([1])])
+    (tmp_path / (vector_file(descriptor) or "")).unlink()
+    with pytest.raises(LakeError, match=r"deletion_vector_.*\.bin: does not exist"):
+        read_vector(Location.of(tmp_path), descriptor)
+
+
 def test_the_mask_of_kept_rows_excludes_the_rows_of_the_deletion_vector() -> None:
     assert kept(4, None).tolist() == [True] * 4
     assert kept(4, BitMap64([0, 2])).tolist() == [False, True, False, True]

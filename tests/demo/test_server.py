@@ -47,7 +47,7 @@ def test_server_never_runs_as_root(server: EmbeddedServer) -> None:
 
 
 @pytest.mark.long
-def test_server_recovers_from_a_crash_and_a_reused_pid(tmp_path: Path) -> None:
+def test_server_recovers_from_a_crash_even_if_another_process_has_its_pid(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path / "pg").start()
     try:
         with psycopg.connect(server.conninfo, autocommit=True) as conn:
@@ -102,7 +102,7 @@ def test_server_outlives_the_process_that_started_it_only_on_request(tmp_path: P
         server.stop()
 
 
-def test_server_in_a_private_folder_gets_one_capability_and_the_folder_stays_private(
+def test_server_in_a_private_folder_gets_a_linux_capability_and_the_folder_stays_private(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     if os.geteuid() != 0:

@@ -41,7 +41,7 @@ def test_two_concurrent_calls_create_only_one_sample_shop(database: Database) ->
     assert sorted(made) == [False, True]
 
 
-def test_generator_stops_at_once_and_raises_the_error_of_a_session(database: Database) -> None:
+def test_generator_stops_at_once_on_request_and_raises_the_error_of_its_session(database: Database) -> None:
     shop.ensure(database.conninfo)
     generator = Generator(database.conninfo, rate=0.001)
     threading.Timer(0.3, generator.stop).start()

@@ -28,7 +28,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_page_is_short_and_plain(page: Path) -> None:
+def test_page_is_short_and_in_plain_english(page: Path) -> None:
     text = page.read_text()
     assert words(prose(text)) <= MOST_WORDS
     assert [one for one in sentences(text) if words(one) > LONGEST_SENTENCE] == []

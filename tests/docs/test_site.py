@@ -1,4 +1,5 @@
-"""The documentation site: built without a warning, nothing fetched, and every link and anchor exists."""
+"""The documentation site is built without a warning. Its pages load nothing from other servers, and every link and
+anchor exists."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ QUESTIONS = {
     "ALTER TABLE": "guides/schema_changes.html",
     "hide a column": "guides/choose_tables.html",
 }
-"""Questions of newcomers, in the words of the home page, and the page with the answer."""
+"""Maps a part of each question on the home page to the page with the answer."""
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +74,13 @@ def test_every_link_and_anchor_of_a_file_outside_of_the_site_exists(file: Path, 
 
 
 @pytest.mark.parametrize("folder", ["pgcdc_assets", "tests", "deploy", "examples", "bench"])
-def test_every_page_that_code_names_exists(folder: str) -> None:
+def test_every_page_of_the_documentation_that_the_code_names_exists(folder: str) -> None:
     texts = [path.read_text() for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".yml", ".yaml", ".md")]
     named = {name for text in texts for name in re.findall(r"\bdocs/[\w/]+\.md\b", text)}
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
-def test_no_markdown_is_left_in_the_text(site: Mapping[str, BuiltPage]) -> None:
+def test_no_markdown_is_left_in_the_text_of_a_built_page(site: Mapping[str, BuiltPage]) -> None:
     """GitHub shows some Markdown that the site does not, such as a list right under a paragraph."""
     for name, page in site.items():
         left = re.findall(r"\n *(?:[-*] \S.*|\|.*\||1\. .*\n *2\. .*)|```.*|\]\(\S+|\{#.*|generated: \w+", page.text)
@@ -94,7 +95,7 @@ def test_the_home_page_links_to_the_page_with_the_answer(question: str, site: Ma
     assert f"{link}.html" in site
 
 
-def test_settings_commands_errors_codes_and_metrics_have_anchors(site: Mapping[str, BuiltPage]) -> None:
+def test_settings_commands_errors_problem_codes_and_metrics_have_anchors(site: Mapping[str, BuiltPage]) -> None:
     classes = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PgcdcError)]
     expected = {
         "settings": set(Settings.model_fields),
@@ -106,16 +107,16 @@ def test_settings_commands_errors_codes_and_metrics_have_anchors(site: Mapping[s
         assert ids - site[f"reference/{page}.html"].ids == set()
 
 
-def test_every_setting_has_a_text_and_an_example() -> None:
+def test_every_setting_has_a_docstring_and_an_example() -> None:
     assert field_docs(settings, "Settings").keys() == Settings.model_fields.keys()
     assert EXAMPLES.keys() == Settings.model_fields.keys()
 
 
-def test_every_code_of_a_problem_has_a_text() -> None:
+def test_every_problem_code_has_a_docstring() -> None:
     assert field_docs(problemcodes, "ProblemCode").keys() == ProblemCode.__members__.keys()
 
 
-def test_every_generated_part_is_in_a_page() -> None:
+def test_every_generated_part_is_in_exactly_one_page() -> None:
     used = [name for page in SOURCES for name in re.findall(r"<!-- generated: (\w+) -->", page.read_text())]
     assert sorted(used) == sorted(PARTS)
 

@@ -37,7 +37,8 @@ class Project:
         return self.folder / "lake"
 
     def run(self, *args: str, expect: int | None = 0) -> Result:
-        """Runs the command to its end. Fails with the command's output if the exit code is not ``expect``."""
+        """Waits until the command ends. Fails with the command's output if the exit code is not ``expect``. None allows
+        any exit code."""
         process = self._start(args)
         try:
             out, err = process.communicate(timeout=TIMEOUT)
@@ -48,7 +49,8 @@ class Project:
 
     @contextmanager
     def running(self, *args: str) -> Iterator[subprocess.Popen[str]]:
-        """Runs the command in the background. Its whole process group is killed at the end."""
+        """Runs the command in the background, with its output in a log file. At the end of the block, the command's
+        whole process group is killed."""
         log = (self.folder / f"{args[0]}.log").open("w")
         process = self._start(args, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -1,5 +1,5 @@
-"""One `pgcdc up` that all tests of the fixture share. These tests run last, because `pgcdc up` uses CPU as long as it
-runs."""
+"""The fixture ``up``: one running `pgcdc up` that several tests share. These tests run last, because `pgcdc up` uses
+CPU as long as it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.end_to_end.served import Served, serve
 from tests.fix_postgres import fresh_database
 
 LAST = "test_sigterm"
-"""The name of the test that ends `pgcdc up`, and must therefore be the last."""
+"""The beginning of the name of the test that ends `pgcdc up`, and must therefore be the last test."""
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
-"""A project with a running ``pgcdc up``, and what its Dagster instance has recorded. All tests share one start of the
-command."""
+"""A project with a running ``pgcdc up``, and what its Dagster instance has recorded. Several tests share the project,
+so the command is started only once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ INSERT INTO public.products SELECT 'P-' || g, 'Product ' || g, g + 0.99 FROM gen
 TABLES = ("customers", "orders", "products")
 
 _MARK = "UP_TEST_MARK"
-"""A variable that marks the command and all processes that it starts, in any session and under any parent."""
+"""An environment variable. Its value marks the command and all processes that the command starts, even if they have
+another session or another parent process."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,13 @@ class Served:
         return dict(sorted(found.items()))
 
     def ranges(self) -> list[str]:
-        """Keys of the LSN ranges whose changes all mirrors contain, in LSN order."""
+        """The keys of the LSN ranges that were applied to all mirrors, in LSN order."""
         return list(self.materialised("consistent_points"))
 
     def follow(self, statement: str) -> str:
-        """Commits a change, and waits until a run of the sensor has applied it. Returns the key of its range. Tests
-        change the source only through this function, so a new range with a transaction contains this change."""
+        """Commits a change, and waits until a run that the sensor has launched has applied the change. Returns the key
+        of the LSN range that contains the change. Tests change rows of the source only through this function. So the
+        first new range with a transaction contains this change."""
         before = set(self.ranges())
         with self.connect() as conn:
             conn.execute(statement)
@@ -145,7 +147,8 @@ def settings_of(database: Database) -> dict[str, str]:
 
 @contextmanager
 def serve(database: Database, folder: Path) -> Iterator[Served]:
-    """Makes the tables, starts ``pgcdc up``, and waits for its UI. At the end all its processes are gone."""
+    """Creates the tables, starts ``pgcdc up``, and waits for its UI. At the end of the block, all processes of ``pgcdc
+    up`` are ended."""
     with database.connect() as conn:
         conn.execute(SHOP)
     project = Project(folder, settings_of(database))

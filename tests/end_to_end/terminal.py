@@ -24,7 +24,7 @@ from tests.waiting import wait_for
 SECONDS = 10
 """Seconds within which a command must end."""
 LATE = 20
-"""Extra seconds for a busy machine."""
+"""Seconds that are added to ``SECONDS``, because the machine of the tests may be busy."""
 
 
 class Terminal:
@@ -76,7 +76,8 @@ def terminal(project: Project, *args: str) -> Iterator[Terminal]:
 
 
 def ends(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> int:
-    """Returns the exit code. Fails if the command or a process that it started does not end in time."""
+    """Waits until the command ends, and returns its exit code. Fails if the command or a process that it started does
+    not end in time."""
     started = time.monotonic()
     family = psutil.Process(process.pid).children(recursive=True)
     code = process.wait(SECONDS + LATE)

@@ -27,7 +27,8 @@ WINDOW: ViewportSize = {"width": 1720, "height": 1330}
 CANVAS: FloatRect = {"x": 380, "y": 180, "width": 1285, "height": 1005}
 """The area of the graph in this window, without the panels around it."""
 PATIENCE = 60_000
-"""The longest wait, in milliseconds. Spark may keep the machine busy."""
+"""The browser waits at most this many milliseconds for an element of a page. The time is long, because Spark may keep
+the machine busy."""
 
 pytestmark = [
     pytest.mark.browser,
@@ -40,7 +41,7 @@ pytestmark = [
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Page]:
-    """A new browser. A screenshot of its last state is saved in ``tmp_path``."""
+    """The page of a new browser. After the test, a screenshot of the page is saved in ``tmp_path``."""
     with sync_playwright() as play:
         context = play.chromium.launch_persistent_context(
             tmp_path / "profile", executable_path=CHROMIUM, headless=True, args=ARGUMENTS,
@@ -57,7 +58,8 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """The folder for screenshots: the variable ``SCREENSHOTS``, or ``tmp_path``."""
+    """The folder for screenshots: the value of the environment variable ``SCREENSHOTS``, or ``tmp_path`` if it is not
+    set."""
     return Path(os.environ.get("SCREENSHOTS", tmp_path))
 
 
@@ -68,7 +70,7 @@ def left(found: Locator) -> float:
 
 
 @pytest.mark.takes(50)
-def test_the_graph_shows_slot_log_and_mirrors_from_left_to_right(up: Served, page: Page, pictures: Path) -> None:
+def test_the_asset_graph_shows_slot_log_and_mirrors_from_left_to_right(up: Served, page: Page, pictures: Path) -> None:
     up.wait(lambda: all(up.materialised("snapshot", "public", table) for table in TABLES), "the copies")
     if not up.ranges():
         up.follow("UPDATE public.products SET price = price + 1 WHERE sku = 'P-1'")
@@ -91,13 +93,13 @@ def test_the_graph_shows_slot_log_and_mirrors_from_left_to_right(up: Served, pag
     assert source < first <= second < mirror < points
     page.reload()  # After a reload, the expanded graph fits the window.
     expect(page.get_by_text("consistent_points", exact=True)).to_be_visible()
-    # Dagster shows this text for assets whose partitions are all materialized: at least the log, the points, and the
-    # snapshots of three tables.
+    # Dagster shows "100% filled" for each asset whose partitions are all materialized. These are at least five assets:
+    # the change log, the consistent points, and the snapshots of three tables.
     expect(page.get_by_text("100% filled").nth(4)).to_be_visible()
     page.screenshot(path=pictures / "asset-graph.png", clip=CANVAS)
 
 
-def test_backfill_of_past_ranges_repairs_the_mirror(up: Served, page: Page) -> None:
+def test_backfill_of_past_ranges_repairs_a_damaged_mirror(up: Served, page: Page) -> None:
     while len(up.ranges()) < 2:
         up.follow("UPDATE public.products SET price = price + 1 WHERE sku IN ('P-1', 'P-2')")
     up.follow("UPDATE public.products SET name = 'Renamed' WHERE sku = 'P-3'")
@@ -124,7 +126,7 @@ def launch_all(up: Served, page: Page, asset: str) -> str:
 
 
 def _damage(path: Path) -> None:
-    """Changes a value in the mirror with delta-rs. The source does not have this value."""
+    """Changes a value of the mirror with delta-rs, so that the mirror differs from the source."""
     table = DeltaTable(str(path))
     rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
     hit = pc.equal(rows["sku"].cast("string"), "P-3")

@@ -1,4 +1,5 @@
-"""The commands on a PostgreSQL server that is not the embedded shop: odd names, several schemas, no keys."""
+"""The ``pgcdc`` commands with tables that are less simple than the tables of the sample shop: odd names, several
+schemas, no keys."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ def test_each_command_from_setup_to_teardown_works_with_odd_tables(project: Proj
 
 
 def _copied_and_interrupted(project: Project) -> None:
-    """Ctrl-C ends a sync in follow mode at a commit boundary, without a Spark traceback."""
+    """Waits until ``pgcdc follow`` has copied all tables, then types Ctrl-C. The sync must end at a commit boundary,
+    without a Spark traceback."""
     with terminal(project, "follow") as shown:
         wait_for(lambda: _listed(project) == len(TABLES) or shown.process.poll() is not None, what="a point with all")
         shown.ctrl_c()

@@ -40,7 +40,9 @@ def test_ctrl_c_during_a_copy_ends_the_command(project: Project) -> None:
 @pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize("pause", [0.5, 3, 8])
-def test_sigterm_at_any_moment_ends_sync_and_loses_nothing(project: Project, database: Database, pause: float) -> None:
+def test_sigterm_at_any_moment_ends_sync_and_loses_no_change(
+    project: Project, database: Database, pause: float
+) -> None:
     """The signal arrives while Spark starts, during a copy, or during a merge. The next sync succeeds."""
     project.run("setup")
     with project.running("sync") as sync:
@@ -72,7 +74,7 @@ def test_signal_ends_setup_while_it_waits_for_a_transaction(project: Project, da
 def test_sigint_ends_a_command_whose_source_does_not_answer(
     project: Project, database: Database, args: tuple[str, ...]
 ) -> None:
-    """The command is connecting to the server, or waits for the result of a query."""
+    """When the signal arrives, the command is connecting to the server, or waits for the result of a query."""
     project.run("setup")
     with DeadPath(database) as path:
         project.settings["PGCDC_SOURCE"] = f"{path.conninfo} connect_timeout=60"
@@ -99,14 +101,14 @@ def test_sigterm_ends_follow_while_the_network_forwards_nothing(project: Project
             ends(follow)
 
 
-# What a user sees on a terminal while `pgcdc follow` copies and follows, and what a log collector gets instead
+# What a user sees on a terminal while `pgcdc follow` copies tables and then follows their changes
 
 ROWS = 300_000
 
 
 @pytest.mark.long
 @pytest.mark.process
-def test_follow_shows_copies_position_lag_and_rate(database: Database, tmp_path: Path) -> None:
+def test_follow_shows_the_progress_of_copies_and_then_lsn_lag_and_rate(database: Database, tmp_path: Path) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE public.t (id int PRIMARY KEY, v text); CREATE TABLE public.u (id int PRIMARY KEY)")
         conn.execute("INSERT INTO public.t SELECT g, repeat(md5(g::text), 8) FROM generate_series(1, %s) g", [ROWS])
@@ -115,7 +117,7 @@ def test_follow_shows_copies_position_lag_and_rate(database: Database, tmp_path:
     with terminal(project, "follow") as shown:
         shown.wait_for("follow: copying, ")
         shown.wait_for("copies: table 1 of 2, 0 rows, 0 B of ")
-        # The pieces of one table are counted as their tasks end.
+        # Each Spark task copies one piece of a table. When a task ends, the rows of its piece are added to the count.
         counted = re.compile(r"copies: table \d of 2, (\d+,\d+) rows, [\d.]+ MiB of [\d.]+ MiB, \d+ s left")
         wait_for(lambda: counted.search(shown.words) is not None, 120, "a part of the copy")
         shown.wait_for("follow: following, at ")

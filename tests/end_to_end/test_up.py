@@ -1,4 +1,4 @@
-"""`pgcdc up` alone: its daemon and sensor apply a committed change to the mirror."""
+"""`pgcdc up` without any other command: its daemon and its sensor apply committed changes to the mirrors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_committed_change_reaches_the_mirror(up: Served) -> None:
         assert_equal(conn, up.project.lake, *(f"public.{table}" for table in TABLES))
 
 
-def test_range_is_materialised_in_every_changed_asset(up: Served) -> None:
+def test_a_range_is_materialised_in_each_asset_that_its_transactions_changed(up: Served) -> None:
     key = up.follow("UPDATE public.orders SET status = 'returned' WHERE id IN (8, 9)")
     span = LsnRange.from_key(key)
     for asset in (["change_log"], ["changes", "public", "orders"], ["public", "orders"], ["consistent_points"]):
@@ -67,7 +67,7 @@ def test_range_is_materialised_in_every_changed_asset(up: Served) -> None:
 
 
 def test_web_page_of_another_site_cannot_query_dagsters_webserver(up: Served) -> None:
-    """All other tests of this module check that the webserver answers queries of its own pages."""
+    """Other tests of this module check that the webserver answers the queries of Dagster's own pages."""
     mutation = "mutation { setSensorEnabled }"
     by_image = f"{up.url}/graphql?{urllib.parse.urlencode({'query': mutation})}"
     assert _status(urllib.request.Request(by_image)) == 403
@@ -90,8 +90,9 @@ def _status(request: urllib.request.Request) -> int:
 
 @pytest.mark.long
 @pytest.mark.takes(40)
-def test_new_table_appears_in_the_graph(up: Served) -> None:
-    """The definitions are loaded again during the run that found the table. This run continues."""
+def test_a_new_table_appears_in_the_asset_graph(up: Served) -> None:
+    """Dagster loads the definitions again during the run that has found the table. The run is not interrupted by
+    this."""
     nodes = "{ assetNodes { assetKey { path } } }"
     with up.connect() as conn:
         conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY, wish text)")
@@ -113,8 +114,9 @@ def test_asset_checks_are_evaluated_after_the_newest_materialisation(up: Served)
 
 
 @pytest.mark.long
-def test_sigterm_ends_all_processes_of_up(up: Served) -> None:
-    """The signal arrives during a run. This must be the last test of the fixture ``up``, because it ends `pgcdc up`."""
+def test_sigterm_ends_all_processes_of_pgcdc_up(up: Served) -> None:
+    """The signal arrives during a run. This test must be the last test that uses the fixture ``up``, because it ends
+    `pgcdc up`."""
     up.follow("UPDATE public.orders SET status = 'late' WHERE id = 10")
     family = up.marked()
     assert len(family) >= 4, "the command, the webserver, the daemon, a code server at least"

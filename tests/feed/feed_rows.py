@@ -27,8 +27,9 @@ SCHEMA = pa.schema(
 
 
 def feed_rows(events: Iterable[tuple[Any, ...]], start: int = 0) -> pa.Table:
-    """``("I"|"U", id, b, c[, c unchanged[, raw]])``, ``("D", id)``, ``("M", old id, new id, b, c[, unchanged])``,
-    ``("T",)``. Each transaction has three events."""
+    """Returns the feed rows of events. An event is written as ``("I", id, b, c[, c unchanged[, raw]])`` (insert),
+    ``("U", id, b, c[, c unchanged[, raw]])`` (update), ``("D", id)`` (delete), ``("M", old id, new id, b, c[, c
+    unchanged])`` (update of the key) or ``("T",)`` (truncate). Each transaction has three events."""
     rows = []
     for place, (kind, *rest) in enumerate(events, start):
         lsn, n = 100 + place // 3, place % 3

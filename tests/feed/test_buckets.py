@@ -21,7 +21,8 @@ from tests.protocol import wire
 
 LARGE, SMALL = 1, 2
 VALUE = "x" * 100_000
-"""This value is large in memory and tiny in compressed files. The division must depend on the size in memory."""
+"""This value is large in memory and tiny in compressed files. The number of buckets must depend on the size in
+memory."""
 
 
 @pytest.fixture
@@ -47,10 +48,10 @@ def buckets(log: ChangeLog, end: Lsn, *relations: int) -> int:
     return transform._buckets(span, frozenset(relations), transform._sizes(span, span.segments()))
 
 
-def test_changes_with_large_values_are_divided_by_their_size_in_memory(
+def test_changes_with_large_values_are_divided_into_buckets_by_size_in_memory(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another table in the same log, with small rows, is not divided."""
+    """The changes of another table in the same log, which has small rows, are not divided."""
     monkeypatch.setattr(transform, "BUCKET_BYTES", OWN_FILE_BYTES)
     writer, _ = writer_of(log)
     for _ in range(4):
@@ -61,7 +62,7 @@ def test_changes_with_large_values_are_divided_by_their_size_in_memory(
     assert buckets(log, end, 77) == 1, "a table without rows has one bucket"
 
 
-def test_a_bucket_has_at_least_one_row(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_at_most_as_many_buckets_as_rows(log: ChangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transform, "BUCKET_BYTES", 1000)
     writer, _ = writer_of(log)
     end = write(writer, [update(LARGE, VALUE * 50)] * 2)

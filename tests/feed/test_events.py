@@ -20,7 +20,7 @@ Value = str | None | object
 
 
 def row_message(kind: str, *tuples: tuple[str, Sequence[Value]], relation_id: int = 1000) -> bytes:
-    """A row message, written like ``row_message("U", ("K", [...]), ("N", [...]))``."""
+    """Returns a row message of pgoutput, for example of ``row_message("U", ("K", [...]), ("N", [...]))``."""
     return (
         kind.encode()
         + struct.pack(">I", relation_id)
@@ -72,13 +72,13 @@ def test_an_insert_is_one_event() -> None:
     assert found == [("insert", 1, [0, 1], {1: ["1", "2"], 3: ["x", ""], 4: [None, "y"]}, [None, None])]
 
 
-def test_a_plain_update_lists_its_unchanged_values() -> None:
+def test_an_update_that_keeps_the_key_is_one_event_with_a_list_of_unchanged_columns() -> None:
     found = decoded("U", [row_message("U", ("N", ["1", U, U])), row_message("U", ("N", ["2", "x", U]))])
     text = {1: ["1", "2"], 3: [None, "x"], 4: [None, None]}
     assert found == [("update_postimage", 1, [0, 1], text, [[3, 4], [4]])]
 
 
-def test_a_change_of_key_is_two_events() -> None:
+def test_an_update_that_changes_the_key_is_two_events() -> None:
     found = decoded(
         "U",
         [row_message("U", ("N", ["5", "x", "y"])), row_message("U", ("K", ["1", None, None]), ("N", ["2", "x", U]))],
@@ -89,12 +89,12 @@ def test_a_change_of_key_is_two_events() -> None:
     ]
 
 
-def test_a_key_tuple_without_a_change_of_key_is_a_plain_update() -> None:
+def test_an_update_with_a_key_tuple_is_one_event_if_the_key_did_not_change() -> None:
     found = decoded("U", [row_message("U", ("K", ["1", None, None]), ("N", [U, "x", "y"]))])
     assert found == [("update_postimage", 1, [0], {1: ["1"], 3: ["x"], 4: ["y"]}, [None])]
 
 
-def test_with_identity_full_the_old_tuple_fills_values_that_were_not_sent() -> None:
+def test_with_identity_full_an_unsent_toast_value_is_taken_from_the_old_tuple() -> None:
     found = decoded("U", [row_message("U", ("O", ["1", "x", "big"]), ("N", ["2", "x2", U]))], route(full=True))
     assert found == [
         ("update_preimage", 0, [0], {1: ["1"]}, [None]),
@@ -137,19 +137,19 @@ def test_an_update_or_delete_without_the_rows_key_is_refused() -> None:
     assert decoded("U", [row_message("U", ("N", [U, "x", "y"]))]) == [(0, ["the", "source", "sent"])]
 
 
-def test_a_table_published_for_inserts_only_refuses_updates_and_deletes() -> None:
+def test_updates_and_deletes_of_a_table_published_for_inserts_only_are_refused() -> None:
     way = route(replace(TABLE, key=(), updates_seen=False))
     assert decoded("D", [row_message("D", ("K", ["1", None, None]))], way) == [(0, ["updates", "or", "deletes"])]
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][0] == "insert"
 
 
-def test_a_mirror_column_that_the_relation_message_lacks_is_left_out() -> None:
+def test_events_lack_mirror_columns_that_the_relation_message_does_not_have() -> None:
     table = replace(TABLE, columns=(*COLUMNS, Column(5, "d", TEXT)))
     way = Route.of(route().shape, table)
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way)[0][3].keys() == {1, 3, 4}
 
 
-def test_rows_from_before_a_column_was_added_get_its_default() -> None:
+def test_rows_that_were_written_before_a_column_was_added_get_the_columns_default() -> None:
     table = replace(TABLE, columns=(*COLUMNS, Column(5, "d", TEXT, missing="it's"), Column(6, "e", TEXT)))
     way = Route.of(route().shape, table, None, (1, 3, 4))
     assert decoded("I", [row_message("I", ("N", ["1", "x", "y"]))], way) == [

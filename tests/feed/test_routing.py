@@ -1,5 +1,5 @@
-"""The rules that decide which table gets the rows of a relation. OIDs decide, not names or the catalog.
-A leaf is a partition that stores rows, and its root is the published partitioned table."""
+"""The rules that decide which table gets the rows of a relation. The OIDs of the relation and of its root decide, never
+their names. A leaf is a partition that stores rows, and its root is the published partitioned table."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def strange_to(place: Place) -> dict[str, str]:
 
 @pytest.mark.parametrize("called", ["t", "other", "u", "p_1"])
 @pytest.mark.parametrize("now", ["t", "u", "other", None])
-def test_rows_of_a_table_belong_to_it_under_any_name(called: str, now: str | None) -> None:
+def test_rows_belong_to_the_table_with_the_oid_of_their_relation_under_any_name(called: str, now: str | None) -> None:
     place = ROUTER.place(shape(1, called, catalog_name=name(now) if now else None))
     assert place == Place(T.name)
 
 
 @pytest.mark.parametrize("called", ["p_1", "p_2", "t", "other"])
-def test_rows_of_a_leaf_belong_to_its_root_and_keep_the_leafs_name_from_the_copy(called: str) -> None:
+def test_rows_of_a_leaf_go_to_its_root_with_the_name_that_the_leaf_had_at_the_copy(called: str) -> None:
     root = shape(31, called, root=name("anything"), root_oid=3)
     assert ROUTER.place(root) == Place(P.name, name("p_1"))
 
@@ -62,7 +62,7 @@ def test_a_row_of_a_leaf_that_moved_to_another_root_stops_the_replication_of_bot
     )
 
 
-def test_a_leaf_that_two_roots_had_at_their_copies_belongs_to_its_current_root() -> None:
+def test_a_leaf_that_was_copied_with_two_roots_belongs_to_its_current_root() -> None:
     both = Router.of([P, replace(Q, leaves=(*Q.leaves, P.leaves[0]))])
     place = both.place(shape(31, "p_1", root=Q.name, root_oid=4))
     assert (place.table, place.leaf, list(strange_to(place))) == (Q.name, name("p_1"), ["p"])
@@ -73,7 +73,7 @@ def test_a_row_of_a_new_partition_stops_the_replication_of_its_root() -> None:
     assert (place.table, strange_to(place)) == (None, {"p": "partition public.p_3 was added, possibly with rows"})
 
 
-def test_a_table_that_becomes_a_partition_is_replicated_only_alone_or_in_its_root() -> None:
+def test_rows_of_a_table_that_became_a_partition_go_to_the_table_or_its_root_not_both() -> None:
     place = ROUTER.place(shape(1, "t", root=P.name, root_oid=3))
     assert place.table == T.name
     assert strange_to(place).keys() == {"p"}
@@ -82,7 +82,7 @@ def test_a_table_that_becomes_a_partition_is_replicated_only_alone_or_in_its_roo
     assert (place.table, strange_to(place)) == (P.name, {"t": "the table became a partition of public.p"})
 
 
-def test_a_row_of_another_table_with_the_same_name_stops_the_replication_of_a_table() -> None:
+def test_replication_of_a_table_stops_at_a_row_of_another_table_with_the_same_name() -> None:
     for place in (ROUTER.place(shape(99, "t")), ROUTER.place(shape(99, "t", catalog_name=None))):
         assert place.table is None
         assert "created again, or another table has its name" in strange_to(place)["t"]

@@ -28,8 +28,8 @@ FILES = 12
 
 
 def _derive(layout: Layout, table: Table, number: int, unchanged_from: Lsn | None = None, **row: Any) -> None:
-    """Writes the feed of one turn. It covers the LSNs from 10 × number to 10 × number + 10, and has one change, at the
-    lower LSN."""
+    """Writes the feed rows of one turn. The turn covers the LSNs from 10 × number to 10 × number + 10, and has one
+    change, at the lower LSN."""
     at, feed = 10 * number, Feeds(layout, WHO).open(table)
     writer = FeedWriter(layout.changes(table.name), 0, 2)
     values = {"_pgcdc_op": "insert", "_pgcdc_commit_lsn": at, "_pgcdc_ordinal": 1, "id": number, **row}
@@ -53,7 +53,7 @@ def _rows(layout: Layout) -> list[dict[str, Any]]:
     return rows
 
 
-def test_merged_files_of_a_feed_have_the_same_rows(layout: Layout) -> None:
+def test_merging_files_of_a_feed_does_not_change_its_rows(layout: Layout) -> None:
     before, feed = _rows(layout), Feeds(layout, WHO).open(WIDE)
     covered, everything = feed.covered, LsnRange(Lsn(0), Lsn(10 * FILES))
     assert covered == everything
@@ -70,7 +70,7 @@ def test_merged_files_of_a_feed_have_the_same_rows(layout: Layout) -> None:
     assert feed.compact(Lsn(10 * FILES)) == 0
 
 
-def test_files_of_a_feed_are_not_merged_while_they_are_few(layout: Layout) -> None:
+def test_files_of_a_feed_are_not_merged_while_there_are_only_a_few(layout: Layout) -> None:
     assert Feeds(layout, WHO).open(WIDE).compact(Lsn(10 * (FEWEST_MERGED - 1))) == 0
 
 
@@ -107,7 +107,9 @@ def test_feed_rows_that_were_derived_for_an_earlier_structure_are_not_used(tmp_p
     assert Feeds(layout, WHO).open(replace(NARROW, lineage=Lineage(1, 1, 60))).covered == LsnRange(Lsn(0), Lsn(0))
 
 
-def test_opening_a_feed_again_reads_only_later_commits(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_a_feed_again_reads_only_delta_commits_that_are_new(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     feeds = Feeds(layout, WHO)
     before = feeds.open(WIDE).covered
     _derive(layout, WIDE, FILES, v="later")
@@ -118,7 +120,7 @@ def test_opening_a_feed_again_reads_only_later_commits(layout: Layout, monkeypat
     assert len(read) == 2 < len(all_of_them)
 
 
-def test_a_feed_covers_lsns_at_which_its_table_did_not_change(tmp_path: Path) -> None:
+def test_a_feed_also_covers_the_lsns_at_which_its_table_did_not_change(tmp_path: Path) -> None:
     layout = Layout.of(tmp_path)
 
     def covered(number: int, unchanged_from: int, table: Table = NARROW) -> tuple[int, int]:

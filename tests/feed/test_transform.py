@@ -1,5 +1,5 @@
-"""The transform, which derives change feeds from the change log, with a real server: which changes the feeds
-contain."""
+"""The transform, which derives change feeds from the change log: which changes the feeds contain. Most tests use a real
+PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_changes_are_divided_by_key_even_if_keys_change(pipe: Pipeline, monkeypa
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_feed_starts_again_after_a_column_got_another_type(pipe: Pipeline) -> None:
+def test_a_feed_is_emptied_after_a_column_got_another_type(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")
     pipe.run("INSERT INTO t VALUES (1, 'a')")
@@ -199,7 +199,7 @@ def test_a_table_is_set_aside_if_its_feed_lacks_a_row_of_the_log(pipe: Pipeline)
 
 
 @pytest.mark.spark
-def test_rows_are_counted_even_if_a_turn_ends_inside_a_batch(pipe: Pipeline) -> None:
+def test_rows_in_the_log_are_counted_by_table_even_if_a_turn_ends_inside_a_batch(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     pipe.follow("t, u")
     start = pipe.replayed["t"]
@@ -285,7 +285,8 @@ def test_rows_written_before_their_commit_give_the_same_feeds_for_a_fixed_histor
 @settings(max_examples=10)
 @given(BATCHES)
 def test_rows_written_before_their_commit_give_the_same_feeds_for_any_history(batches: list[list[Transaction]]) -> None:
-    """Also compares the feed of logical messages, and the structures that the rows have."""
+    """Compares the feeds of the tables, the feed of logical messages, and the ids of the structures that the rows
+    have."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder), batches)
         ids = set(plain.shapes(whole(plain)))
@@ -296,7 +297,8 @@ def test_rows_written_before_their_commit_give_the_same_feeds_for_any_history(ba
             for one in ids:
                 used = [LogSpan(log, span).used({one}, {1, 2, 3}) for log in (early, plain)]
                 assert used[0] == used[1]
-            # Only rows that were written before their commit have these provisional schema_ids.
+            # Rows that were written before their commit are stored with provisional schema_ids from 0 to 5. Readers
+            # must not see these ids, but only the final ids.
             assert LogSpan(early, span).used(set(range(6)), {1, 2, 3}) == set()
 
 

@@ -42,14 +42,15 @@ SECONDS = 30.0
 
 @dataclass
 class Source:
-    """Tables ``a`` and ``b`` in publication ``p``, ``foreign_table`` outside of ``p``, and slots that tests request."""
+    """The source database of a test. Publication ``p`` contains the tables ``a`` and ``b``, but not ``foreign_table``.
+    Creates slots and logs for the test, and runs receivers."""
 
     database: Database
     conn: psycopg.Connection[Any]
     folder: Path
     running: list[ReceiverProcess] = field(default_factory=list)
     bucket: Location | None = None
-    """The bucket that contains the logs. None if the logs are in the folder."""
+    """The bucket that contains the logs. None if the logs are in ``folder``."""
 
     def run(self, *statements: str) -> Lsn:
         """Runs each statement in a separate transaction. Use BEGIN and COMMIT for a transaction of several statements.
@@ -76,7 +77,7 @@ class Source:
         return f"{name}_{self.database.name}"
 
     def log(self, name: str = "s", *, copy_of: ChangeLog | None = None, two_phase: bool = False) -> ChangeLog:
-        """Creates a slot (or copies another log's slot) and the empty log that belongs to the slot."""
+        """Creates a slot, or copies the slot of the log ``copy_of``. Returns a new, empty log for this slot."""
         slot = self.slot(name)
         if copy_of is None:
             self.conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", [slot, two_phase])
@@ -85,7 +86,7 @@ class Source:
         return self.log_of(slot, name)
 
     def log_of(self, slot: str, name: str) -> ChangeLog:
-        """Creates the empty log of a slot that exists."""
+        """Creates an empty log for a slot that already exists."""
         query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
         ((start,),) = self.conn.execute(query, [slot]).fetchall()
         log = ChangeLog(Layout.of((self.bucket or Location.of(self.folder)) / name))
@@ -98,7 +99,7 @@ class Source:
         messages: Sequence[str] = ("*",), origin: str = Origins.ANY, streaming: bool = True,
         two_phase: bool = False, segment_bytes: int = SEGMENT_BYTES, fallback_seconds: float = FALLBACK_SECONDS,
     ) -> ReceiverProcess:  # fmt: skip
-        """Starts a receiver process. It is killed at the end of the test if it still runs."""
+        """Starts a receiver process. If the process still runs at the end of the test, it is killed."""
         receiver = ReceiverProcess(ReceiverSettings(
             conninfo or self.database.conninfo, str(log.path.parent.parent), (PUBLICATION,),
             batch_bytes=batch_bytes, batch_seconds=batch_seconds, drain_bytes=drain_bytes,
@@ -110,8 +111,8 @@ class Source:
         return receiver
 
     def receive(self, log: ChangeLog, until: Lsn, *, messages: Sequence[str] = ("*",), **options: Any) -> list[Event]:
-        """Receives up to the LSN ``until`` in this process, because a receiver process needs a second for its imports.
-        Returns all events of the run."""
+        """Runs the receiver up to the LSN ``until`` in the test's own process. This is faster, because a separate
+        receiver process needs a second for its imports. Returns all events of the run."""
         settings = ReceiverSettings(
             self.database.conninfo, str(Layout.of(log.path.parent.parent).root), (PUBLICATION,), 32 << 20, 0.2,
             messages=tuple(messages), leader=log.leader, **options,
@@ -160,8 +161,8 @@ def source(database: Database, tmp_path: Path, place: Location | None) -> Iterat
 
 @contextmanager
 def source_in(database: Database, folder: Path, bucket: Location | None = None) -> Iterator[Source]:
-    """Creates the tables and the publication. The logs are in the bucket if one is given, otherwise in the folder.
-    Receivers that still run at the end are killed."""
+    """Creates the tables and the publication of a :class:`Source`. The logs are in ``bucket`` if it is given, otherwise
+    in ``folder``. Receivers that still run at the end are killed."""
     with database.connect() as conn:
         source = Source(database, conn, folder, bucket=bucket)
         source.run(
@@ -176,7 +177,7 @@ def source_in(database: Database, folder: Path, bucket: Location | None = None) 
 
 
 def until_event(receiver: ReceiverProcess, name: str, seconds: float = SECONDS) -> list[Event]:
-    """Waits for an event of this name. Returns all events that have arrived."""
+    """Waits until the receiver sends an event with this name. Returns all events that arrived during the wait."""
     seen: list[Event] = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -209,13 +210,14 @@ def rows(log: ChangeLog, where: str = "kind IN ('I','U','D','T','M','C')") -> li
 
 
 def batch_ends(log: ChangeLog) -> list[Lsn]:
-    """For each row of :func:`rows` that belongs to a transaction, the end of the batch that contains the row."""
+    """Returns, for each row of :func:`rows` that belongs to a transaction, the end of the batch that contains the
+    row."""
     batches = log.batches(log.start)
     commits = [row["commit_lsn"] for row in rows(log) if row["commit_lsn"] is not None]
     return [next(batch.end for batch in batches if batch.start <= commit < batch.end) for commit in commits]
 
 
 def content(log: ChangeLog, *, but: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-    """The values of all rows, without the columns ``but``. They must not depend on how the stream was divided into
-    batches."""
+    """The values of all rows, without the columns ``but``. These values must be the same for each division of the
+    stream into batches."""
     return [tuple(value for key, value in row.items() if key not in but) for row in rows(log)]

@@ -1,7 +1,7 @@
 """Computes what remains of a folder after a crash of the machine: only what was fsynced.
 
-The rules are the weakest that POSIX allows: a file has the content of its last fsync (no content without an fsync), and
-a folder has the names that it had at its own last fsync.
+The rules are the weakest that POSIX allows. A file has the content that it had at its last fsync, or is empty if it was
+never fsynced. A folder has the names that it had at its own last fsync.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from pathlib import Path
 
 @dataclass
 class Disk:
-    """Records which files and folders were fsynced. ``fsync`` must replace ``os.fsync``. ``root`` must be empty at the
-    start, and counts as durable."""
+    """Records which files and folders were fsynced. The test must replace ``os.fsync`` by the method ``fsync``;
+    ``really`` is the original ``os.fsync``. The folder ``root`` must be empty at the start. The folder itself counts as
+    durable."""
 
     root: Path
     really: Callable[[int], None]
     contents: dict[int, bytes] = field(default_factory=dict)
     """Durable content of files, by inode."""
     names: dict[int, dict[str, int]] = field(default_factory=dict)
-    """The inodes of a folder's entries, by the folder's inode."""
+    """For each fsynced folder, by its inode: the names of its entries and their inodes."""
     folders: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

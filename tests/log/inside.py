@@ -1,4 +1,4 @@
-"""Runs the receiver in the test's own process, so that the test can observe each of its confirmations."""
+"""Runs the receiver in the test's own process, so that the test can observe each LSN that the receiver confirms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Receives one source twice: with streaming of transactions in progress, and without. Both logs must be equal."""
+"""Receives one source twice: once with streaming of transactions in progress, and once without streaming. The two logs
+must then be equal."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Row = tuple[Any, ...]
 
 NO_DRAIN = 1 << 40
 SEGMENT_BYTES = 1 << 16
-"""A server with :func:`little_memory` sends blocks of about this size, so nearly every block becomes a segment."""
+"""A server with :func:`little_memory` sends a streamed transaction in blocks of about this size. So nearly every block
+becomes a segment of its own."""
 _SENT = """
 SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid
 WHERE s.slot_name = %s AND r.sent_lsn >= %s::pg_lsn
@@ -29,23 +31,23 @@ WHERE s.slot_name = %s AND r.sent_lsn >= %s::pg_lsn
 
 @dataclass
 class Reading:
-    """The rows of a log, without the rows of rolled-back subtransactions. A repeated call of :meth:`rows` reads only
-    new files."""
+    """Reads the rows of a log, except the rows of rolled-back subtransactions. A repeated call of :meth:`rows` reads
+    only new files."""
 
     log: ChangeLog
     late: int = 0
-    """The number of files that were written before their transaction ended."""
+    """How many of the files that were read were written before the end of their transaction."""
     _rows: list[Row] = field(default_factory=list)
     _read: set[str] = field(default_factory=set)
     _described: dict[int, tuple[bytes, RelationFacts]] = field(default_factory=dict)
 
     def rows(self, *, facts: bool = False) -> list[Row]:
         """The rows in commit order. Each row contains the commit LSN and time of its transaction, and the Relation
-        message that applies to the row. It does not contain ``tx_ordinal``, because some numbers are missing if rows
-        were rolled back.
+        message that applies to the row. The rows do not contain ``tx_ordinal``, because rolled-back rows leave gaps in
+        these numbers.
 
-        ``facts`` adds the catalog facts of the row's relation, which the receiver read from the catalog. They depend on
-        the time at which it read the catalog, so two logs may differ in them if the test alters a table.
+        ``facts`` adds the facts about the row's relation that the receiver read from the catalog. They depend on the
+        time of this catalog read. So if the test alters a table, the facts in two logs may differ.
         """
         for segment in self.log.all_segments():
             if segment.path.name not in self._read:
@@ -89,14 +91,15 @@ class Twin:
         return self.receiver
 
     def complete_to(self, lsn: Lsn) -> None:
-        """Waits until the running receiver has recorded everything that commits below this LSN."""
+        """Orders the running receiver to complete the log up to this LSN, and waits until the receiver reports that the
+        log is complete."""
         assert self.receiver is not None
         self.receiver.mark(lsn)
         told = [event for event in until_event(self.receiver, "complete") if event.name == "complete"]
         assert [event.lsn for event in told] == [lsn]
 
     def receive(self, goal: Lsn, **options: Any) -> None:
-        """Receives up to the LSN ``goal``, in this process."""
+        """Receives up to the LSN ``goal``, in the test's own process."""
         self.source.receive(self.log, goal, drain_bytes=NO_DRAIN, **{**self.options, **options})
 
     def arrive(self, goal: Lsn) -> None:
@@ -109,7 +112,8 @@ class Twin:
 
 @dataclass
 class Twins:
-    """``streamed`` is the log received with streaming, ``whole`` the log received without streaming."""
+    """Two logs of the same source. ``streamed`` is received with streaming, unless the options say otherwise. ``whole``
+    is received without streaming."""
 
     source: Source
     streamed: Twin
@@ -132,13 +136,13 @@ class Twins:
         return self.source.run("INSERT INTO foreign_table VALUES (1)")
 
     def catch_up(self) -> None:
-        """Waits until the server has decoded all WAL and sent it to the streamed slot's receiver."""
+        """Waits until the server has decoded all WAL and sent it to the receiver of ``streamed``."""
         lsn = self.flushed()
         eventually(lambda: sent(self, lsn))
 
     def check(self, *, facts: bool = False, upto: Lsn | None = None) -> list[Row]:
-        """Checks that both logs are valid and equal. If no receiver process was started for ``whole``, receives this
-        log first. Returns the rows."""
+        """Checks that both logs are valid and equal. First receives the log ``whole``, unless the test started a
+        receiver process for it. Returns the rows."""
         if self.whole.receiver is None:
             self.whole.receive(upto or self.flushed())
         found, expected = (twin.reading.rows(facts=facts) for twin in (self.streamed, self.whole))
@@ -167,8 +171,8 @@ def sent(twins: Twins, lsn: Lsn) -> bool:
 
 
 def assert_same(found: list[Row], expected: list[Row]) -> None:
-    """Asserts that the rows are equal. Reports only the first difference: pytest takes minutes for thousands of
-    rows."""
+    """Asserts that the rows are equal. Reports only the first difference, because pytest needs minutes to compare and
+    show thousands of rows."""
     for number, (one, other) in enumerate(zip(found, expected, strict=False)):
         if one != other:
             differ = ", ".join(str(pair)[:300] for pair in zip(one, other, strict=True) if pair[0] != pair[1])
@@ -177,22 +181,23 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
 
 
 def little_memory(source: Source, *, immediate: bool = False) -> None:
-    """Makes the server stream each transaction that needs more than 64 kB of decoding memory, or each change if
-    ``immediate``. This applies to connections that are opened later."""
+    """Makes the server stream each transaction that needs more than 64 kB of decoding memory. With ``immediate``, the
+    server streams each change at once. The setting applies to connections that are opened later."""
     name, value = ("debug_logical_replication_streaming", "immediate") if immediate else (
         "logical_decoding_work_mem", "64kB")  # fmt: skip
     source.run(f"ALTER DATABASE {source.database.name} SET {name} = '{value}'")
 
 
 def many(first: int, count: int = 400, table: str = "a") -> str:
-    """Inserts ``count`` rows of 1.8 kB. 400 rows are more than the server's decoding memory (:func:`little_memory`),
-    but less than the 1 MiB that the receiver processes at once."""
+    """A statement that inserts ``count`` rows of 1.8 kB. 400 rows need more than the server's decoding memory
+    (:func:`little_memory`), but less than the 1 MiB that the receiver processes at once."""
     rows = f"generate_series({first}, {first + count - 1}) g"
     return f"INSERT INTO {table} (id, v) SELECT g, repeat('x', 1800) FROM {rows}"
 
 
 def gid(source: Source, name: str = "g") -> str:
-    """A gid that is unique on the server, because gids belong to the server and not to the database."""
+    """A gid that is unique on the server, because gids belong to the server and not to the database. Its apostrophe is
+    doubled for use in an SQL literal."""
     return f"{source.database.name} it's {name}".replace("'", "''")
 
 

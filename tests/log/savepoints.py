@@ -34,7 +34,8 @@ DESCRIPTION = Relation(RELATION, "public", "t", "d", (RelationColumn(True, "c", 
 
 @dataclass
 class Level:
-    """An open savepoint, or the transaction itself, which is the first level."""
+    """One level of an open transaction. The first level is the transaction itself, and each open savepoint is a further
+    level."""
 
     xid: int | None = None
     released: list[int] = field(default_factory=list)

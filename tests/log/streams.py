@@ -45,7 +45,7 @@ def run_of(frames: Sequence[bytes], first: int) -> FrameRun:
     return FrameRun.of(FrameBlock.of(frames), first)
 
 
-# Times are written as in the protocol: microseconds since 2000.
+# The argument ``commit_ts`` has the unit of the protocol: microseconds since 2000-01-01.
 
 
 def begin(final_lsn: int, xid: int, commit_ts: int = 0) -> bytes:
@@ -82,12 +82,12 @@ def relation(relation_id: int, name: str, column: str = "c") -> bytes:
 
 @dataclass
 class Stream:
-    """Frames, and the rows expected for them: (kind, commit_lsn, ordinal, xid, relation, schema_id, origin,
-    payload)."""
+    """Frames, and the rows expected for them: (kind, commit_lsn, ordinal, xid, relation, schema_id, origin, payload,
+    lsn)."""
 
     frames: list[bytes] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """Numbers of frames after which no transaction is open."""
+    """The places at which no transaction is open. Each place is the number of frames before it."""
     expected: list[tuple[Any, ...]] = field(default_factory=list)
 
 

@@ -123,8 +123,7 @@ def test_rows_of_an_early_file_get_the_commit_facts_of_its_tags() -> None:
 @given(BATCHES)
 @example([list(batch) for batch in HISTORY])
 def test_early_files_have_the_same_rows_as_files_written_at_commit(batches: list[list[Transaction]]) -> None:
-    """The rows are also the same after the log is compacted, and after its batches are deleted one by one from the
-    start."""
+    """The rows are also the same after the log is compacted, and whenever the oldest batch of the log is deleted."""
     with TemporaryDirectory() as folder:
         plain, early = twins(Path(folder) / "compacted", batches)
         _same(plain, early)
@@ -150,7 +149,8 @@ def _same(plain: ChangeLog, early: ChangeLog) -> None:
 
 
 def _pruned(log: ChangeLog, span: LsnRange) -> list[Any]:
-    """The rows of an LSN range, for each relation. Reads only files whose statistics do not exclude such rows."""
+    """The rows of an LSN range, for each relation. Reads only the files that may have such rows according to their
+    statistics."""
     at = pc.field("commit_lsn")
     found = []
     for relation in (1, 2, 3, None):
@@ -258,7 +258,7 @@ def test_wrong_tag_of_an_early_file_is_detected(tmp_path: Path, old: str, new: s
         ChangeLog(log.layout).verify(span)
 
 
-def test_row_that_an_early_file_lacks_is_detected(tmp_path: Path) -> None:
+def test_missing_row_in_an_early_file_is_detected(tmp_path: Path) -> None:
     """The file and its checksum are valid. Only the count in the batch's summary shows that a row is missing."""
     twin = Twin(tmp_path, early=True)
     put, lost = twin._put, []

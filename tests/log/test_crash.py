@@ -42,7 +42,7 @@ from tests.log.inside import receive_inside
 from tests.log.received_twice import little_memory, many
 
 
-def test_receiver_ends_at_a_boundary_when_its_parent_dies(source: Source) -> None:
+def test_receiver_stores_its_open_batch_and_ends_when_its_parent_process_dies(source: Source) -> None:
     log = source.log()
     settings = ReceiverSettings(source.database.conninfo, str(source.folder / "s"), (PUBLICATION,), 1 << 25, 60)
     command = [sys.executable, "-c", _PARENT, settings.to_line().decode()]
@@ -61,7 +61,7 @@ def test_receiver_ends_at_a_boundary_when_its_parent_dies(source: Source) -> Non
     assert source.confirmed(log) == log.position()
 
 
-def test_lost_connection_is_reported_and_loses_nothing(source: Source) -> None:
+def test_lost_connection_is_reported_and_no_change_is_lost(source: Source) -> None:
     log, twin = source.log(), source.log("twin")
     receiver = source.receiver(log, batch_seconds=60)
     until_event(receiver, "started")
@@ -118,8 +118,9 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.long
-def test_receivers_error_for_a_full_disk_names_the_folder_of_the_log(source: Source) -> None:
-    """The error contains the folder and the system's message. A limit on the file size acts like a full disk."""
+def test_error_of_the_receiver_for_a_full_disk_names_the_folder_of_the_log(source: Source) -> None:
+    """The error also contains the operating system's message. The test sets a limit on the file size, which acts like a
+    full disk."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -286,7 +287,7 @@ def test_transaction_in_progress_is_announced_until_it_ends(source: Source) -> N
 @pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["killed", "stopped"])
-def test_file_of_transactions_in_progress_is_ignored_after_its_receiver_has_ended(source: Source, way: str) -> None:
+def test_announcement_of_a_receiver_is_ignored_after_the_receiver_has_ended(source: Source, way: str) -> None:
     little_memory(source)
     log = source.log()
     receiver = source.receiver(log, drain_bytes=1 << 40)

@@ -1,5 +1,5 @@
-"""Drains: the receiver reads a backlog with pg_logical_slot_get_binary_changes. The log then equals a log that was
-received through the stream."""
+"""Drains: the receiver reads a backlog with the SQL function pg_logical_slot_get_binary_changes. The log then equals a
+log that was received through the stream."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def test_drained_log_equals_the_streamed_log(source: Source, limits: RangeLimits
 
 
 def test_stream_starts_where_the_drain_ended(source: Source, commands: list[str]) -> None:
-    """One run drains the backlog, then streams. Everything is received once, and the copy of the slot is dropped."""
+    """One run drains the backlog from a copy of the slot, then streams from the slot. Everything is received once, and
+    the copy of the slot is dropped."""
     streamed, log = source.log("streamed"), source.log("drained")
     everything(source)
     ends: list[Lsn] = []
@@ -157,8 +158,11 @@ def test_drain_acquires_the_slot_often_enough_to_keep_it_valid(source: Source) -
 
 
 @pytest.mark.long
-def test_long_open_transaction_is_streamed_instead_of_drained(source: Source, commands: list[str]) -> None:
-    """If the backlog were drained, each call would read again from the start of the open transaction."""
+def test_backlog_with_a_long_open_transaction_is_streamed_instead_of_drained(
+    source: Source, commands: list[str]
+) -> None:
+    """If the backlog were drained, each call of the SQL function would decode the WAL again from the start of the open
+    transaction."""
     streamed, log = source.log("streamed"), source.log("drained")
     with source.database.connect() as other:
         other.execute("BEGIN")
@@ -199,8 +203,8 @@ def test_complete_transactions_are_drained_even_if_a_later_record_is_incomplete(
             rested = flush_lsn(source.conn) == within
         asked = [re.findall(r"'([0-9A-F]+/[0-9A-F]+)'", command) for command in commands]
         assert log.position() == end
-        # Every 15 s the server writes and flushes a list of running transactions. If it did so since ``within`` was
-        # read, the last WAL record is durable as a whole, and the test is repeated.
+        # Every 15 s the server writes and flushes a list of running transactions. If it has done so since ``within``
+        # was read, the incomplete record is now complete, and the test makes another attempt.
         if rested:
             assert 0 < max(Lsn.parse(upto) for (upto,) in asked) <= within - limits.unsure_bytes
             return
@@ -208,7 +212,8 @@ def test_complete_transactions_are_drained_even_if_a_later_record_is_incomplete(
 
 
 @pytest.mark.long
-def test_backlog_is_streamed_if_no_slot_is_free_for_the_copy(source: Source, commands: list[str]) -> None:
+def test_backlog_is_streamed_if_no_slot_is_free_for_a_drain(source: Source, commands: list[str]) -> None:
+    """A drain reads from a copy of the slot, and the copy counts for max_replication_slots."""
     log = source.log("drained")
     everything(source)
     (spare,) = source.conn.execute(
@@ -238,7 +243,7 @@ def test_drain_loses_nothing_when_another_session_advances_the_slot(source: Sour
     assert content(log) == content(streamed)
 
 
-def test_values_larger_than_one_read_are_received(source: Source) -> None:
+def test_values_larger_than_one_read_of_the_socket_are_received(source: Source) -> None:
     """A message of 30 MB arrives in thousands of pieces, both through the stream and through a drain."""
     streamed, log = source.log("streamed"), source.log("drained")
     for megabytes in (1, 3, 30):

@@ -31,7 +31,8 @@ class Stream:
     """The commit_lsn and end_lsn of each transaction."""
 
     def finish(self) -> None:
-        """Receives all other transactions in a second run. Both logs must then have the same content."""
+        """Receives the remaining transactions into ``log``, in another run. Then ``log`` must have the same content as
+        ``scout``."""
         self.source.receive(self.log, self.source.lsn())
         assert content(self.log) == content(self.scout)
 
@@ -59,7 +60,7 @@ GOALS: dict[str, tuple[Callable[[Stream], Lsn], int]] = {
     "inside a commit record": (lambda stream: Lsn(stream.commits[1][0] + 8), 1),
     "inside a transaction": (lambda stream: Lsn(rows(stream.scout, "kind = 'I'")[4]["lsn"]), 1),
 }
-"""The goal, and the number of transactions that end at or below it."""
+"""For each case: the goal, and the number of transactions that end at or below the goal."""
 
 
 @pytest.mark.parametrize(("goal", "transactions"), GOALS.values(), ids=GOALS)
@@ -97,7 +98,7 @@ def test_goal_at_an_unflushed_position_of_an_idle_source_is_reached(source: Sour
     assert _transactions(log) == 1
 
 
-def test_goal_past_a_page_header_is_reached(source: Source) -> None:
+def test_goal_above_a_wal_page_header_is_reached(source: Source) -> None:
     """After a WAL switch, the insert position is above the page header of the next WAL segment. No record follows this
     header yet."""
     log = source.log()
@@ -132,7 +133,7 @@ def test_run_with_a_goal_below_the_end_of_the_log_receives_nothing(stream: Strea
 
 
 @pytest.mark.long
-def test_receiver_waits_until_the_source_reaches_a_goal_above_its_position(source: Source) -> None:
+def test_receiver_waits_until_the_wal_of_the_source_reaches_the_goal(source: Source) -> None:
     log = source.log()
     goal = Lsn(source.lsn() + (1 << 20))
     receiver = source.receiver(log)
@@ -140,8 +141,9 @@ def test_receiver_waits_until_the_source_reaches_a_goal_above_its_position(sourc
     until_event(receiver, "started")
     source.run("INSERT INTO a VALUES (1, 'x')")
     until_event(receiver, "batch")
-    # The run must not end during this sleep, because the goal is in WAL that does not exist yet. A run to a goal in
-    # existing WAL would have ended: it waits at most for three times wal_writer_delay (50 ms here).
+    # The run must not end during this sleep, because the goal is in WAL that does not exist yet. If the goal were in
+    # existing WAL, the run would end during the sleep: it would wait at most for three times wal_writer_delay (50 ms
+    # here).
     time.sleep(0.8)
     assert not any(event.name == "arrived" for event in receiver.events(0))
     source.run("INSERT INTO foreign_table SELECT g, repeat('x', 100) FROM generate_series(1, 10000) g")
@@ -150,8 +152,8 @@ def test_receiver_waits_until_the_source_reaches_a_goal_above_its_position(sourc
     assert log.position() <= goal
 
 
-def test_run_may_end_at_any_byte_of_wal_and_a_second_run_to_the_same_lsn_stores_nothing(stream: Stream) -> None:
-    """The test uses goals at random bytes of the WAL."""
+def test_any_lsn_may_be_a_goal_and_a_second_run_to_the_same_goal_stores_nothing(stream: Stream) -> None:
+    """The goals are LSNs of random bytes in the WAL."""
     (first, _), (_, last) = stream.commits[0], stream.commits[-1]
     chance = random.Random(5)
     for goal in sorted(Lsn(chance.randrange(first - 200, last + 200)) for _ in range(3)):

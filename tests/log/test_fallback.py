@@ -20,7 +20,8 @@ FALLBACK_SECONDS = 0.3
 EMIT = "SELECT pg_logical_emit_message(true, 'app', '{}')"
 UNDECODABLE = ["BEGIN", "SAVEPOINT s", "TRUNCATE own", many(1001, table="own"), "ROLLBACK TO s",
                many(2001, table="own"), "ALTER TABLE own ADD w int", many(3001, table="own")]  # fmt: skip
-"""No server version can decode this transaction while it is in progress: "could not map filenode"."""
+"""No server version can decode this transaction while it is in progress: the server reports "could not map
+filenode"."""
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def twins(source: Source) -> Twins:
 
 
 def streams_again(twins: Twins, first: int) -> None:
-    """Checks that a later transaction is received while it is in progress."""
+    """Checks that the receiver uses streaming again: a new transaction is received while it is in progress."""
     late = twins.streamed.reading.late
     with twins.source.database.connect() as other:
         other.execute("BEGIN; INSERT INTO b VALUES (-1, 1)")
@@ -52,11 +53,11 @@ def streams_again(twins: Twins, first: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_transaction_that_cannot_be_decoded_in_progress_is_received_unstreamed(
+def test_transaction_that_cannot_be_decoded_in_progress_is_received_after_its_commit(
     twins: Twins, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The receiver reconnects. It keeps the goal, and the marks (LSNs up to which it must complete the log), that it
-    got before. It reports each mark once."""
+    """The receiver reconnects without streaming. It keeps the goal and the marks that it got before it reconnected. (A
+    mark is an LSN up to which the receiver must complete the log.) It reports each mark once."""
     source = twins.source
     source.run("CREATE TABLE own (id int PRIMARY KEY, v text)", "ALTER PUBLICATION p ADD TABLE own")
     receiver = twins.streamed.start()
@@ -103,8 +104,9 @@ def walsender(twins: Twins) -> Any:
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_transaction_is_received_unstreamed_if_its_logical_message_may_be_rolled_back(twins: Twins) -> None:
-    """The protocol does not say to which subtransaction a logical message of a streamed transaction belongs."""
+def test_transaction_is_received_unstreamed_if_its_message_may_have_been_rolled_back(twins: Twins) -> None:
+    """The protocol does not say to which subtransaction a logical message of a streamed transaction belongs. So after a
+    rollback to a savepoint, the receiver cannot know whether the message was rolled back, too."""
     source, receiver = twins.source, twins.start()
     pid = walsender(twins)
     with source.database.connect() as one, source.database.connect() as two:
@@ -136,8 +138,9 @@ def test_transaction_is_received_unstreamed_if_its_logical_message_may_be_rolled
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_restored_source_is_noticed_by_its_streamed_transactions(twins: Twins) -> None:
-    """The server sends a large transaction that the log does not have, although it is below the log's position."""
+def test_restored_source_is_refused_if_it_streams_a_transaction_that_the_log_lacks(twins: Twins) -> None:
+    """The server sends a large transaction that the log does not have, although the transaction's commit is below the
+    log's position."""
     source, log = twins.source, twins.streamed.log
     slot = log.identity.slot
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
@@ -157,9 +160,9 @@ def _move(twins: Twins, position: Lsn) -> None:
     BatchWriter(log.path, log.identity, log.timeline, Relations()).advance(position)
 
 
-def test_streaming_resumes_when_the_fallback_time_is_over_and_its_position_is_reached() -> None:
-    """``failed`` turns streaming off for some seconds, and for twice as long each time, up to an hour. ``until`` turns
-    it off until a position is reached."""
+def test_streaming_stays_off_until_the_fallback_time_is_over_and_the_lsn_is_reached() -> None:
+    """``failed`` turns streaming off for some seconds. Each further call doubles this time, up to an hour. ``until``
+    turns streaming off until the log is received up to the given LSN."""
     fallback = Fallback(True, 0.0)
     assert not fallback.whole
     assert fallback.failed() == fallback.failed() == 0.0

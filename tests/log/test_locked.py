@@ -53,9 +53,9 @@ def locked_at_a_commit(twins: Twins) -> Iterator[psycopg.Connection[Any]]:
         queued.start()
         eventually(lambda: queues(source, locker.info.backend_pid))
         before = source.run("INSERT INTO a VALUES (-1, 'before')")
-        # The receiver reads the catalog once for all relations that arrive together. If this transaction arrived
-        # together with the filtered table, it would wait for the lock, too. So the receiver must have it before the
-        # commit.
+        # The receiver reads the catalog once for all relations that arrive together. If the small transaction on ``a``
+        # arrived together with the filtered table, its catalog read would wait for the lock, too. So the receiver must
+        # have the small transaction before the commit of the large transaction.
         eventually(lambda: written(twins) >= before)
         writer.execute(commit.encode())
         queued.join(SECONDS)
@@ -85,7 +85,7 @@ def written(twins: Twins) -> Lsn:
 
 
 @pytest.mark.long
-def test_receiver_waits_for_a_lock_at_a_commit(twins: Twins) -> None:
+def test_receiver_waits_until_the_lock_on_a_filtered_table_is_released(twins: Twins) -> None:
     """While the receiver waits, earlier transactions become durable, and the receiver answers the server."""
     source, log = twins.source, twins.streamed.log
     twins.start(batch_seconds=2.0)
@@ -103,7 +103,7 @@ def test_receiver_waits_for_a_lock_at_a_commit(twins: Twins) -> None:
     assert kinds(finish(twins)) == "IC" + MANY + "IC"
 
 
-def test_session_that_holds_the_lock_is_logged(
+def test_receiver_logs_which_session_holds_the_lock(
     source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(relationfacts, "TELL_SECONDS", 0.2)
@@ -122,7 +122,7 @@ def test_session_that_holds_the_lock_is_logged(
 
 
 @pytest.mark.long
-def test_receiver_leaves_the_lock_queue_between_two_attempts(source: Source) -> None:
+def test_receiver_leaves_the_lock_queue_between_two_catalog_reads(source: Source) -> None:
     """If the receiver stayed in the queue, every session that uses the table would wait behind it."""
     twins = filtered(source, WHOLE)
     twins.start()
@@ -140,9 +140,11 @@ def test_receiver_leaves_the_lock_queue_between_two_attempts(source: Source) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("streaming", [False, True])
-def test_prepared_transaction_that_locks_the_table_stops_no_other_transaction(source: Source, streaming: bool) -> None:
-    """The prepared transaction may stay open for days. During that time, its lock prevents other changes of the
-    table."""
+def test_prepared_transaction_that_locks_a_table_delays_no_transaction_on_other_tables(
+    source: Source, streaming: bool
+) -> None:
+    """The prepared transaction truncates the filtered table, so it holds a lock on the table until it ends, perhaps for
+    days. During that time, the receiver must store transactions on other tables."""
     twins = filtered(source, {"streaming": streaming, "two_phase": True})
     twins.start()
     durable(twins, source.run("INSERT INTO rf VALUES (-5, 'not sent'), (5, 'told')"))

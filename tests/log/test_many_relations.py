@@ -52,7 +52,7 @@ def test_catalog_is_read_for_many_relations_at_a_time(source: Source, monkeypatc
     assert len(rows(log, "kind = 'I'")) == 303
 
 
-def test_log_is_equal_if_the_catalog_is_read_for_each_relation_alone(source: Source) -> None:
+def test_log_is_the_same_if_the_catalog_is_read_for_each_relation_alone(source: Source) -> None:
     tables(source, 40)
     log, twin = source.log(), source.log("twin")
     end = fill(source, 40)

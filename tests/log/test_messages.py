@@ -17,7 +17,7 @@ INSIDE = "SELECT pg_logical_emit_message(true, '{}', 'inside')"
 
 
 def stored_prefixes(log: ChangeLog) -> list[str]:
-    """The prefixes of the messages in the log, in the order of their records."""
+    """The prefixes of the logical messages in the log, in the order of their WAL records."""
     found = [(row["lsn"], decode(row["payload"])) for row in rows(log, "kind = 'M'")]
     return [
         message.prefix for _, message in sorted(found, key=lambda one: one[0]) if isinstance(message, LogicalMessage)
@@ -37,7 +37,8 @@ def test_only_messages_with_chosen_prefixes_get_rows_in_the_log(source: Source) 
     end = source.lsn()
     source.receive(log, end, messages=["app", "outbox.*", "-*.debug"])
     assert stored_prefixes(log) == 3 * ["app"] + 3 * ["outbox.orders"]
-    # A transaction with only excluded messages is empty. In any other transaction, excluded messages get no ordinal.
+    # A transaction with only excluded messages gets no rows, not even a Commit. In any other transaction, excluded
+    # messages get no ordinal.
     assert sum(row["kind"] == "C" for row in rows(log)) == 2 + 4
     assert sorted(row["tx_ordinal"] for row in rows(log, "kind = 'D'")) == [1, 1, 2, 2]
     assert log.verify(_all(log))
@@ -60,7 +61,8 @@ def test_each_message_is_stored_once_wherever_a_run_ends(source: Source) -> None
 
 
 def test_messages_that_a_slot_behind_the_log_resends_are_stored_once(source: Source) -> None:
-    """The slot is behind the log because the receiver was killed between a batch's commit and its confirmation."""
+    """A slot is behind its log if the receiver was killed after it committed a batch and before it confirmed the batch.
+    The test replaces the slot by a copy that was made before the batch."""
     log = source.log()
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
@@ -81,7 +83,7 @@ def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
     source: Source, first: list[str], second: list[str]
 ) -> None:
     """If the server sends a transaction again, the receiver compares it with the log. The comparison ignores logical
-    messages that only one of the two has."""
+    messages that are only in the log or only in the transaction that was sent again."""
     log = source.log()
     held = source.slot("held")
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
@@ -95,7 +97,7 @@ def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
     source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
     source.run(INSIDE.format("two"), INSIDE.format("one"), "INSERT INTO a VALUES (2, 'x')")
     source.receive(log, source.lsn(), messages=second)
-    # If only the second setting includes a prefix, its messages below the log's position are not added.
+    # Messages below the log's position are not added, even if only the second setting includes their prefix.
     added = [prefix for prefix in ("two", "one") if second == ["*"] or prefix in second]
     assert stored_prefixes(log) == before + added
     assert [row["kind"] for row in rows(log, "kind = 'I'")] == ["I", "I"]
@@ -103,6 +105,8 @@ def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
 
 @pytest.mark.long
 def test_message_is_stored_once_if_a_drain_range_ends_inside_it(source: Source) -> None:
+    """A drain reads the backlog with one SQL call for each LSN range. Here, the ranges are shorter than some
+    messages."""
     log = source.log()
     for number in range(20):
         source.run(f"SELECT pg_logical_emit_message(false, 'm{number}', repeat('x', {number * 97}))")
@@ -111,7 +115,7 @@ def test_message_is_stored_once_if_a_drain_range_ends_inside_it(source: Source) 
     assert log.verify(_all(log))
 
 
-def test_log_is_not_refused_if_the_server_does_not_resend_a_transaction_of_messages(source: Source) -> None:
+def test_log_is_accepted_if_the_server_leaves_out_a_transaction_of_logical_messages(source: Source) -> None:
     """If the slot is behind the log, the server must send the log's newest transaction again (ResendCheck). But it may
     leave out a transaction that has only logical messages, because the setting ``messages`` may have changed."""
     log = source.log()

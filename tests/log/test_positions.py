@@ -1,4 +1,5 @@
-"""The positions that the receiver confirms. A receiver must never make the source keep WAL or delay its shutdown."""
+"""The positions that the receiver confirms. A receiver must never make the source keep WAL or delay the source's
+shutdown."""
 
 from __future__ import annotations
 
@@ -57,9 +58,10 @@ def test_receiver_does_not_import_pandas(source: Source) -> None:
     receiver.stop()
 
 
-def test_position_past_unpublished_wal_is_recorded_then_confirmed(source: Source) -> None:
+def test_position_above_wal_without_published_changes_is_recorded_then_confirmed(source: Source) -> None:
     log = source.log()
-    # With streaming, the server would also send the end of this transaction, which would then be a boundary.
+    # With streaming, the server would also send the end of the large transaction that follows. This end would then be a
+    # boundary.
     receiver = source.receiver(log, streaming=False)
     until_event(receiver, "started")
     before = source.lsn()
@@ -212,7 +214,8 @@ def test_mark_inside_an_open_batch_ends_the_batch_at_once(source: Source) -> Non
 
 
 def test_receiver_notes_up_to_which_lsn_the_log_is_complete_while_no_published_table_changes(source: Source) -> None:
-    """The position in the log's Delta table stays the same. A commit moves it only after 16 MiB of such WAL."""
+    """The position in the log's Delta table stays the same, because a commit moves it only after 16 MiB of WAL without
+    published changes."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -237,8 +240,8 @@ def _version(log: ChangeLog) -> int:
 
 @pytest.mark.long
 def test_slot_advances_while_only_another_database_writes(source: Source) -> None:
-    """A logical slot keeps the WAL of the whole cluster. Without confirmations it would keep the other database's WAL,
-    too."""
+    """A logical slot keeps the WAL of the whole cluster. Without confirmations, the slot would also keep the WAL of the
+    other database."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -257,7 +260,7 @@ def test_slot_advances_while_only_another_database_writes(source: Source) -> Non
 
 
 @pytest.mark.long
-def test_restarts_of_an_idle_receiver_add_no_commit(source: Source) -> None:
+def test_restarts_of_an_idle_receiver_add_no_commit_to_the_log(source: Source) -> None:
     """At each start, the receiver sends positions and requests keepalives. This must not add a commit or set the slot
     back."""
     log = source.log()
@@ -288,7 +291,7 @@ def _can_log_snapshots(source: Source) -> bool:
 
 @pytest.fixture
 def short(source: Source) -> Iterator[None]:
-    """Sets the timeout of the whole server to one second."""
+    """Sets ``wal_sender_timeout`` of the whole server to one second."""
     source.run("ALTER SYSTEM SET wal_sender_timeout = '1s'", "SELECT pg_reload_conf()")
     try:
         eventually(lambda: source.conn.execute("SHOW wal_sender_timeout").fetchone() == ("1s",))
@@ -300,7 +303,8 @@ def short(source: Source) -> Iterator[None]:
 @pytest.mark.usefixtures("short")
 @pytest.mark.long
 def test_connection_survives_a_parent_process_that_does_not_read_reports(source: Source) -> None:
-    """A driver that is busy with Spark does not read the receiver's reports from the pipe."""
+    """The parent process is the driver. While the driver is busy with Spark, it does not read the receiver's reports
+    from the pipe."""
     log, twin = source.log(), source.log("twin")
     settings = ReceiverSettings(source.database.conninfo, str(source.folder / "s"), (PUBLICATION,), 1 << 20, 0.02)
     command = [sys.executable, "-m", "pgcdc_assets.log.receive.process"]
@@ -327,7 +331,8 @@ def test_connection_survives_a_parent_process_that_does_not_read_reports(source:
 @pytest.mark.long
 @pytest.mark.usefixtures("short")
 def test_connection_survives_a_paused_receiver(source: Source) -> None:
-    """The connection is still alive after the pause, because our sessions set their own, longer timeout."""
+    """The connection is still alive after the pause, because the receiver's session sets its own, longer
+    ``wal_sender_timeout``."""
     log = source.log()
     receiver = source.receiver(log)
     until_event(receiver, "started")
@@ -355,7 +360,7 @@ class SlowDisk(BatchWriter):
 
 
 @pytest.mark.long
-def test_slow_disk_delays_no_answer_to_the_server(source: Source, tmp_path: Path) -> None:
+def test_receiver_answers_the_server_in_time_while_a_slow_disk_writes_a_batch(source: Source, tmp_path: Path) -> None:
     """The receiver's session has a wal_sender_timeout of one second, but the disk needs three seconds for each batch.
     The next batch is due before the previous batch is written."""
     log, asked = source.log(), list[float]()
@@ -373,9 +378,9 @@ def test_slow_disk_delays_no_answer_to_the_server(source: Source, tmp_path: Path
 # The receiver confirms only commit boundaries that are already durable in the log -------------------
 
 
-def test_no_confirmation_lies_inside_a_commit_record(source: Source) -> None:
-    """A confirmation inside a commit record would lose the transaction (DecodeTXNNeedSkip). A second slot, which
-    publishes all tables, shows where the commit records are."""
+def test_no_confirmed_lsn_lies_inside_a_commit_record(source: Source) -> None:
+    """If the receiver confirmed an LSN inside a commit record, the transaction would be lost (DecodeTXNNeedSkip). A
+    second slot, which publishes all tables, shows where the commit records are."""
     log, twin = source.log(), source.log("twin")
     witness = source.slot("witness")
     source.conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
@@ -403,7 +408,8 @@ def test_no_confirmation_lies_inside_a_commit_record(source: Source) -> None:
 
 
 def _commit_records(source: Source, slot: str) -> list[tuple[int, int]]:
-    """[commit_lsn, end_lsn) of every transaction that changed a table."""
+    """The commit record of every transaction that changed a table: its start (commit_lsn), and the first byte after it
+    (end_lsn)."""
     found = source.conn.execute(
         "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"
         " 'publication_names', 'everything') WHERE get_byte(data, 0) = ascii('C')", [slot],

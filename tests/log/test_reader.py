@@ -195,7 +195,7 @@ def test_file_that_was_changed_after_it_was_written_is_not_committed(
     assert log.position() == START
 
 
-def test_commit_is_made_after_its_files_are_synced_and_reported_after_it_is_synced(
+def test_log_files_are_synced_before_the_commit_and_the_commit_before_it_is_reported(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, _ = writer_of(log)
@@ -223,7 +223,7 @@ def _version(log: ChangeLog) -> int:
     return int(DeltaTable(path_of(log.path)).version())
 
 
-def test_leftovers_of_a_dead_process_are_deleted_at_the_next_start(log: ChangeLog) -> None:
+def test_uncommitted_files_of_a_dead_process_are_deleted_when_the_next_process_starts(log: ChangeLog) -> None:
     writer, _ = writer_of(log)
     staged = StagedSegments()
     writer.stage(frames_of(200), staged)

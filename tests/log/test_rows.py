@@ -1,5 +1,5 @@
 """The rows computed with vectorised code are compared with a sequential scan of the same stream, for any division of
-the stream into parts."""
+the stream into parts. Further tests check when a batch ends, and which logical messages the settings exclude."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ from tests.log.streams import (
 
 
 def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> list[Rows]:
-    """Divides the stream at the frames ``cuts``. Computes the rows of each part alone, from the state at the start of
-    the part."""
+    """Divides the stream at the frames ``cuts``. Computes the rows of each part separately, from the state in which the
+    previous part ended."""
     found: list[Rows] = []
     state: OpenTransaction | None = None
     edges = sorted({0, len(stream.frames), *(cut % (len(stream.frames) + 1) for cut in cuts)})
@@ -247,8 +247,8 @@ class Rig:
         self.positions.boundary = Lsn(at + 50)
 
     def round(self, after: float = 0.0) -> int:
-        """Moves the clock by ``after`` seconds, and ends the batch if it is due. Returns the number of batches since
-        the start."""
+        """Moves the clock by ``after`` seconds, and ends the batch if it is due. Returns the number of all batches that
+        have ended."""
         self.clock[0] += after
         self.batches.writing.finish()
         self.batches.cut_if_due(self.now)
@@ -273,7 +273,7 @@ def test_first_commit_after_a_quiet_time_makes_a_batch_at_once(rig: Rig) -> None
     assert rig.batches.due_in(rig.now) is None
 
 
-def test_steady_commits_make_one_batch_per_batch_seconds(rig: Rig) -> None:
+def test_steady_commits_make_one_batch_in_each_interval_of_batch_seconds(rig: Rig) -> None:
     each, seconds = 2, int(SECONDS) * 10
     for _ in range(seconds * each):
         rig.transaction()
@@ -293,7 +293,7 @@ def test_batch_ends_at_once_if_it_is_full_or_a_flush_is_requested(rig: Rig) -> N
     assert rig.round(1) == 3
 
 
-def test_receiver_waits_for_frames_only_until_the_end_of_the_next_batch_is_due() -> None:
+def test_receiver_waits_for_frames_at_most_until_the_open_batch_must_end() -> None:
     def seconds(due_in: float | None, *, busy: bool = False) -> float:
         receiver = cast("Any", object.__new__(Receiver))
         receiver._writing, receiver._limits = SimpleNamespace(busy=busy), Limits(1, 1.0)
@@ -369,7 +369,7 @@ def test_transaction_with_only_excluded_messages_leaves_no_row(wanted: MessageFi
     assert (intake.positions.boundary, pending.since, pending.in_memory) == (148, None, 0)
 
 
-def test_chosen_messages_of_a_transaction_keep_their_order() -> None:
+def test_excluded_message_of_a_transaction_gets_no_ordinal() -> None:
     wanted = MessageFilter(("chosen",))
     frames = [begin(100, 7), relation(1, "t"), message(50, b"x", transactional=True)]
     frames += [message(60, b"y", transactional=True).replace(b"p\0", b"chosen\0", 1), commit(100, 148)]
@@ -405,6 +405,6 @@ def test_prefix_patterns_choose_messages(
 
 
 @pytest.mark.parametrize("patterns", [("",), ("-",), (" app",), ("-app",), ('"app',), ('a"b"',), ("a\0b",)])
-def test_invalid_pattern_is_refused(patterns: tuple[str, ...]) -> None:
+def test_invalid_prefix_pattern_is_refused(patterns: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"is not a pattern|excludes prefixes and includes none"):
         PrefixPatterns.parse(patterns)

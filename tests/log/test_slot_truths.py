@@ -20,7 +20,7 @@ from tests.servers import copied, new_server
 
 @pytest.fixture(scope="module")
 def own(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server that the test may stop."""
+    """A server that only the tests of this module use, so that they may stop it."""
     folder = tmp_path_factory.mktemp("own")
     with new_server(folder / "server", pg_version, settings=TEST_SETTINGS) as server:
         yield server
@@ -57,7 +57,7 @@ def start_again(own: EmbeddedServer, source: Source) -> None:
     source.conn = source.database.connect()
 
 
-def test_slot_behind_the_log_after_a_source_crash_loses_nothing(own: EmbeddedServer, source: Source) -> None:
+def test_no_change_is_lost_if_a_crash_of_the_source_sets_the_slot_back(own: EmbeddedServer, source: Source) -> None:
     """PostgreSQL does not write confirmations to disk at once, so an immediate stop loses the last confirmation."""
     log, twin = source.log(), source.log("twin")
     other = source.database.connect()
@@ -95,9 +95,9 @@ def test_slot_advanced_past_the_log_is_refused(source: Source) -> None:
 def test_log_ahead_of_a_restored_backup_is_refused(
     own: EmbeddedServer, source: Source, tmp_path: Path, gone_on: bool
 ) -> None:
-    """An older copy of the data directory is restored, so the log has transactions that this source does not have. As
-    soon as the source has written more WAL than the log has, positions no longer show this. Only the transactions show
-    it."""
+    """An older copy of the data directory is restored, so the log has transactions that the source does not have. LSNs
+    show this only until the source has again written WAL up to the log's position. After that, only a comparison of the
+    transactions shows it."""
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.conn.close()
@@ -122,9 +122,9 @@ def test_log_ahead_of_a_restored_backup_is_refused(
     assert "teardown --lake" in told
 
 
-def test_restored_source_is_noticed_by_a_transaction_the_log_lacks(source: Source) -> None:
+def test_restored_source_is_refused_if_it_sends_a_transaction_that_the_log_lacks(source: Source) -> None:
     """The log has no transaction between the slot's position and the log's position. If the server sends a transaction
-    there, the source has a different history than the log."""
+    of this range, the source has a different history than the log."""
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     other = ChangeLog(Layout.of(source.folder / "other"))
@@ -146,7 +146,8 @@ def test_slot_recreated_under_the_same_name_is_refused(source: Source) -> None:
 
 
 def test_slot_of_the_same_name_in_another_database_is_refused(own: EmbeddedServer, source: Source) -> None:
-    """Slot names belong to the cluster: our slot was dropped, and another database created a slot of the same name."""
+    """Slot names belong to the cluster. Here, the log's slot was dropped, and then a slot of the same name was created
+    in another database."""
     log = source.log()
     slot = log.identity.slot
     source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])

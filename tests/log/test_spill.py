@@ -132,7 +132,7 @@ def _without_commit(changes: list[AnyMessage]) -> list[AnyMessage]:
 
 
 def block(*changes: tuple[int, AnyMessage], first: bool = True, top: int = TOP) -> list[bytes]:
-    """A block of one transaction's changes. The first block also has the Relation message."""
+    """A block with changes of one transaction. The transaction's first block also has the Relation message."""
     described = [(top, DESCRIPTION)] if first else []
     inside = [wire.within(wire.message(change), xid) for xid, change in (*described, *changes)]
     return [frame(payload, 1000 + number) for number, payload in enumerate(
@@ -222,7 +222,8 @@ def test_rolled_back_rows_are_not_counted(receiving: Receiving) -> None:
 
 @pytest.mark.parametrize("work", ["spill", "stage", ""])
 def test_transaction_whose_savepoints_were_all_rolled_back_leaves_nothing(receiving: Receiving, work: str) -> None:
-    """A rollback to the first savepoint removes all changes. There is then no Commit, no file and no batch."""
+    """All changes were made after savepoints, and all were rolled back. So the log gets no Commit, no file and no
+    batch."""
     receiving.take(block((SUB, row(1)), (OTHER, row(2))))
     if work == "spill":
         receiving.spill()
@@ -237,7 +238,7 @@ def test_transaction_whose_savepoints_were_all_rolled_back_leaves_nothing(receiv
     assert receiving.log.position() == 3008
 
 
-def test_rollback_deletes_the_files_of_its_transaction_at_once(receiving: Receiving) -> None:
+def test_files_of_a_transaction_are_deleted_as_soon_as_it_is_rolled_back(receiving: Receiving) -> None:
     receiving.take(block((TOP, row(1)), (SUB, row(2))))
     receiving.spill()
     assert len(receiving.spilled) == 1
@@ -278,8 +279,8 @@ def test_transaction_below_the_position_of_the_log_is_not_stored_again(tmp_path:
 def test_run_with_an_endpos_around_a_commit_record_ends_at_a_boundary(
     receiving: Receiving, goal: int, taken: bool, boundary: int
 ) -> None:
-    """No boundary may lie inside the commit record. So if the endpos lies inside it, the run ends at the boundary
-    before it, and the transaction is left to the next run."""
+    """No boundary may lie inside the commit record. So if the endpos lies inside it, the run ends at the start of the
+    commit record, and the transaction is left to the next run."""
     receiving.intake.positions.goal = Endpos(Lsn(goal), wal_writer_delay=0.2)
     receiving.take(block((TOP, row(1))))
     receiving.spill()
@@ -292,10 +293,10 @@ def test_run_with_an_endpos_around_a_commit_record_ends_at_a_boundary(
     assert receiving.content() == ({3000: [row(1)]} if taken else {})
 
 
-def test_transaction_is_requested_unstreamed_if_its_message_may_be_rolled_back(receiving: Receiving) -> None:
+def test_transaction_is_requested_unstreamed_if_its_message_may_have_been_rolled_back(receiving: Receiving) -> None:
     """A subtransaction was rolled back after the logical message. The blocks do not show whether the message was rolled
-    back, too. So the receiver requests the transaction again, without streaming. It does not request a transaction
-    whose commit is above the goal, because the run ends below it."""
+    back, too. So the receiver requests the transaction again, without streaming. If the commit is above the goal, the
+    receiver does not request the transaction again, because the run ends below the commit."""
     emitted = LogicalMessage(True, Lsn(1), "p", b"content")
     receiving.take(block((TOP, emitted), (SUB, row(1))) + abort(SUB))
     with pytest.raises(StreamUnsure) as unsure:
@@ -311,7 +312,8 @@ def test_transaction_is_requested_unstreamed_if_its_message_may_be_rolled_back(r
 def test_transaction_whose_origin_message_may_be_missing_is_received_again_without_streaming(
     receiving: Receiving, origins: bool
 ) -> None:
-    """If the LSN of the first change is not the LSN of its block, the server may have sent no Origin message, although
+    """The server takes a block's LSN and its origin from the first item that it decodes for the block. If the first
+    change has another LSN, this item was not a row change. Then the server may have sent no Origin message, although
     the transaction has an origin. This is possible only if the source has replication origins."""
     receiving.intake._origins = lambda: origins
     told = block((TOP, row(1)))
@@ -326,7 +328,7 @@ def test_transaction_whose_origin_message_may_be_missing_is_received_again_witho
         receiving.take(commit(4000))
 
 
-def test_streamed_transaction_without_changes_is_accepted_without_a_known_origin(receiving: Receiving) -> None:
+def test_streamed_transaction_without_changes_needs_no_known_origin(receiving: Receiving) -> None:
     """If a large transaction changes only unpublished tables, the server sends it as empty blocks."""
     receiving.intake._origins = lambda: True
     start, *_, stop = (sent[25:] for sent in block((TOP, row(1))))
@@ -348,7 +350,7 @@ def in_force(relations: Relations | Overlay, sequence: int, relation_id: int = 7
     return int(relations.schema_ids(np.array([relation_id]), np.array([sequence]))[0])
 
 
-def test_relations_of_a_transaction_in_progress_apply_only_to_it_until_its_commit() -> None:
+def test_relation_messages_of_a_transaction_in_progress_apply_only_to_it_until_its_commit() -> None:
     relations, overlay = Relations(), Overlay()
     before = relations.see(*column("c"), FACTS, 1).schema_id
     overlay.see(*column("new"), 5)
@@ -361,10 +363,10 @@ def test_relations_of_a_transaction_in_progress_apply_only_to_it_until_its_commi
         in_force(Overlay(), 5)
 
 
-def test_commit_does_not_replace_a_relation_message_that_was_sent_later() -> None:
-    """The first transaction released its lock by a rollback to a savepoint. Then a second transaction altered the
-    table, and the server sent a new Relation message. The new message still applies after the first transaction's
-    commit."""
+def test_relation_message_of_a_commit_does_not_replace_a_newer_relation_message() -> None:
+    """The first transaction released its lock on the table by a rollback to a savepoint. Then a second transaction
+    altered the table, and the server sent a new Relation message. The new message still applies after the first
+    transaction's commit."""
     relations, overlay = Relations(), Overlay()
     overlay.see(*column("old"), 5)
     altered = relations.see(*column("altered"), FACTS, 7).schema_id
@@ -373,9 +375,10 @@ def test_commit_does_not_replace_a_relation_message_that_was_sent_later() -> Non
     assert relations.record(final[0]).payload == column("old")[1]
 
 
-def test_relation_that_was_sent_last_is_used_after_two_commits() -> None:
-    """The transaction whose Relation message was sent last commits first. Its message stays in use after the second
-    commit, because the server assumes that the last message it sent is used."""
+def test_relation_message_that_was_sent_last_is_used_after_two_commits() -> None:
+    """Each of two transactions has a Relation message of the same table. The transaction with the later message commits
+    first. Its message stays in use after the second commit, because the server assumes that the last message it sent is
+    used."""
     relations, one, other = Relations(), Overlay(), Overlay()
     one.see(*column("one"), 5)
     other.see(*column("other"), 6)
@@ -384,8 +387,9 @@ def test_relation_that_was_sent_last_is_used_after_two_commits() -> None:
     assert in_force(relations, 13) == final[0]
 
 
-def test_structure_that_is_sent_again_after_a_rollback_gets_its_earlier_id() -> None:
-    """After a rollback, the server sends the table's earlier structure again, which gets its earlier id again."""
+def test_structure_that_is_sent_again_after_a_rollback_gets_its_earlier_schema_id() -> None:
+    """A rollback to a savepoint undoes a change of the table's structure. Then the server sends the earlier structure
+    again."""
     overlay, relations = Overlay(), Relations()
     for sequence, name in enumerate(["c", "rolled back", "c"]):
         overlay.see(*column(name), 10 * sequence)
@@ -395,8 +399,9 @@ def test_structure_that_is_sent_again_after_a_rollback_gets_its_earlier_id() -> 
     assert in_force(relations, 41) == final[0]
 
 
-def test_relation_inside_a_block_does_not_change_other_transactions(receiving: Receiving) -> None:
-    """Transactions that arrive between the blocks use the Relation message that was sent before the block."""
+def test_relation_message_inside_a_block_does_not_apply_to_other_transactions(receiving: Receiving) -> None:
+    """Transactions that arrive between the blocks of a transaction use the Relation message that was sent before these
+    blocks."""
     base = StreamingServer()
     base.whole(0)
     receiving.take(base.frames)
@@ -404,7 +409,7 @@ def test_relation_inside_a_block_does_not_change_other_transactions(receiving: R
     receiving.take(block((TOP, new), (TOP, Insert(RELATION, ("1", "2")))))
     begun = len(base.frames)
     base.whole(0)
-    # Without Relation messages: a server would not send them again.
+    # The Relation messages are left out, because a server would not send them again.
     receiving.take([sent for sent in base.frames[begun:] if sent[25:26] != b"R"])
     receiving.take(commit(5000))
     receiving.cut()
@@ -436,9 +441,9 @@ def end(*aborted: int) -> CommitFacts:
     return CommitFacts(3000, 5, tuple(sorted(aborted)), {0: 77})
 
 
-def test_file_lists_only_its_own_aborted_subtransactions(folder: SpillFolder) -> None:
-    """A file lists only the aborted subtransactions between the lowest and highest xid in the file. If it lists none,
-    readers need not filter its rows."""
+def test_file_lists_only_the_aborted_subtransactions_in_its_xid_range(folder: SpillFolder) -> None:
+    """The range is from the lowest to the highest xid in the file. If the file lists no aborted subtransaction, readers
+    need not filter its rows."""
     segment = spilled(folder, 710, 712, 712, 714)
     assert (segment.lowest, segment.highest, segment.tally.rows) == (710, 714, 4)
     nothing: tuple[int, ...] = ()
@@ -460,8 +465,8 @@ def test_file_that_has_only_rows_of_aborted_subtransactions_is_not_used(folder: 
 
 
 def test_first_and_last_transaction_of_a_batch_are_found_by_commit_order() -> None:
-    """A Tally counts the transactions of a batch. They are added in any order, because some were streamed and some were
-    not."""
+    """A Tally counts the transactions of a batch. The transactions are added in any order, because some were streamed
+    and some were not."""
     total = Tally()
     for lsn in (30, 10, 20):
         total.add(Tally(transactions=1, first=TransactionEnd(lsn, lsn, lsn), last=TransactionEnd(lsn + 5, lsn + 5, 0)))
@@ -471,8 +476,8 @@ def test_first_and_last_transaction_of_a_batch_are_found_by_commit_order() -> No
 
 
 def test_sizes_in_memory_and_in_files_are_counted(receiving: Receiving) -> None:
-    """The size in memory counts blocks and ended transactions that are not in files. The size of the next batch counts
-    ended transactions in memory and in files."""
+    """The size in memory includes blocks of transactions in progress and ended transactions, unless they are in files.
+    The size of the next batch includes all ended transactions, in memory and in files."""
     pending = receiving.pending
     receiving.take(block((TOP, row(1))))
     size = pending.in_progress.size
@@ -496,7 +501,7 @@ def test_sizes_in_memory_and_in_files_are_counted(receiving: Receiving) -> None:
 def test_error_for_a_full_disk_names_the_folder(
     folder: SpillFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error of the Parquet writer does not name the file."""
+    """The Parquet writer's own error does not name the file, so pgcdc adds the folder to the error."""
     place = tmp_path / "log" / SPILL
     (place / "full").symlink_to("/dev/full")
     monkeypatch.setattr("pgcdc_assets.log.spill.draft_name", lambda: "full")
@@ -578,7 +583,7 @@ def test_oldest_transaction_in_progress_is_found() -> None:
     assert held.oldest is held[9]
 
 
-def test_transaction_with_a_message_before_an_abort_is_ambiguous() -> None:
+def test_transaction_with_a_logical_message_before_an_abort_is_ambiguous() -> None:
     """The server does not show whether the logical message belongs to the subtransaction that was rolled back."""
     held = TransactionsInProgress()
     held.start(StreamStart(7, True), AT, 1.0)
@@ -647,7 +652,7 @@ def test_commit_or_rollback_prepared_without_a_prepare_finds_no_transaction() ->
     assert held.named(rollback(7, "g", 50)) is None
 
 
-def test_transaction_prepared_during_an_earlier_process_is_found() -> None:
+def test_transaction_that_was_prepared_while_an_earlier_receiver_ran_is_found() -> None:
     """The transaction was prepared while another receiver process ran, perhaps days ago."""
     known = prepared(7, "g", 100)
     assert PreparedTransactions([known]).named(commit_prepared(7, "g", 5000)) is known

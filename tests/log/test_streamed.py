@@ -1,6 +1,6 @@
 """Tests ``located``, which finds the transaction of each frame of a FrameRun with numpy. The reference is
-StreamDecoder, which reads one message after another. Both must find the same, however the stream is divided into
-FrameRuns."""
+StreamDecoder, which reads one message after another. For each division of the stream into FrameRuns, ``located`` and
+the reference must find the same transactions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ Frames = list[bytes]
 
 @st.composite
 def streams(draw: st.DrawFn, *, parallel: bool) -> Frames:
-    """Generates blocks of several transactions, unstreamed transactions, and messages between them."""
+    """Generates the payloads of a stream: blocks of several transactions, unstreamed and prepared transactions, and
+    messages between them."""
     payloads: list[bytes] = []
     for _ in range(draw(st.integers(0, 6))):
         sort = draw(st.sampled_from(["block", "whole", "prepared", "between"]))
@@ -118,7 +119,8 @@ def _reference(payloads: Frames, parallel: bool) -> list[Placed]:
 
 
 def _parts(payloads: Frames, cuts: Sequence[int], parallel: bool) -> list[Located]:
-    """The stream, divided into FrameRuns. Each FrameRun starts in the state in which the previous one ended."""
+    """Divides the stream at ``cuts`` into FrameRuns, and returns the result of ``located`` for each. Each FrameRun
+    starts in the state in which the previous FrameRun ended."""
     edges = sorted({0, len(payloads), *(cut % (len(payloads) + 1) for cut in cuts)})
     frames = [frame(payload, FIRST + number) for number, payload in enumerate(payloads)]
     found: list[Located] = []
@@ -162,7 +164,9 @@ def test_frames_are_assigned_to_transactions_as_by_the_reference(
 @pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.data(), CUTS, st.booleans())
-def test_frames_that_the_reference_refuses_are_refused(data: st.DataObject, cuts: list[int], parallel: bool) -> None:
+def test_located_refuses_the_frames_that_the_reference_refuses(
+    data: st.DataObject, cuts: list[int], parallel: bool
+) -> None:
     """The messages are in any order. ``located`` and the reference must refuse the same frame."""
     anything: st.SearchStrategy[AnyMessage] = st.one_of(
         CHANGES, BETWEEN, st.sampled_from([ORIGIN, BEGIN, COMMIT, BEGIN_PREPARE, PREPARE, StreamStop()]),

@@ -141,8 +141,9 @@ def roomy(pg_version: int, tmp_path: Path) -> Iterator[Source]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_memory_is_bounded_for_many_open_transactions_and_a_large_one(roomy: Source) -> None:
-    """Segments have their default size. The files of a transaction are deleted as soon as it is rolled back."""
+def test_memory_is_bounded_with_many_open_transactions_and_one_large_transaction(roomy: Source) -> None:
+    """The receiver uses the default size of segments. It deletes the files of a transaction as soon as the transaction
+    is rolled back."""
     reading = Reading(roomy.log())
     twins = Twins(roomy, Twin(roomy, reading, {}), Twin(roomy, Reading(roomy.log("whole")), {"streaming": False}))
     receiver = twins.start()

@@ -1,4 +1,5 @@
-"""Cases in which a run is refused before the first frame. Each error names both LSNs and says what to do."""
+"""The receiver checks before the first frame whether source, slot and log belong together. If they do not, it refuses
+the run, and the error says why. After a failover, it accepts a promoted standby that has all changes of the log."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def test_log_ahead_of_the_source_is_refused(source: Source) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("system_identifier", "7007"), ("database_oid", 7007)])
 def test_source_with_another_system_id_or_database_oid_is_refused(source: Source, field: str, value: Any) -> None:
-    """A database with another name but the same OID is accepted, because it was renamed."""
+    """The log's identity has another database name, too. The name alone is no reason to refuse, because a database may
+    be renamed."""
     own = source.log().identity
     other = Identity(**{**own.__dict__, "database": "before", field: value})
     error = _refused(source, _log_at(source, "other", other, source.lsn()), IdentityMismatch)
@@ -129,8 +131,8 @@ def test_promoted_standby_is_refused_for_a_lake_above_the_fork(
             assert "timeline 2" in str(error)
             assert str(max(stands, log.position())) in str(error)
         else:
-            # The log records the new timeline before it receives anything. So later runs know that a snapshot copy of
-            # this run is above the fork.
+            # The log records the new timeline before it receives anything. So later runs know that a snapshot copy made
+            # during this run is above the fork.
             receiver = new.receiver(log)
             until_event(receiver, "started")
             assert log.timeline == 2
@@ -170,7 +172,8 @@ def _standby(primary: EmbeddedServer, folder: Path) -> EmbeddedServer:
 @pytest.mark.long
 @pytest.mark.parametrize("version", [16, pytest.param(17, marks=pytest.mark.long), 18])
 def test_promoted_standby_is_followed_if_its_slot_was_synchronised(tmp_path: Path, version: int) -> None:
-    """A failover slot (since PostgreSQL 17) is synchronised. Before 17, the slot is missing, and the error says so."""
+    """Since PostgreSQL 17, a failover slot is synchronised to the standby. Before 17, the promoted standby does not
+    have the slot, and the error says so."""
     synchronised = version >= SYNCHRONISED_SINCE
     primary = new_server(tmp_path / "primary", version, settings=TEST_SETTINGS)
     with primary, _source(primary, tmp_path / "lake") as source:
@@ -226,9 +229,9 @@ def _synchronise(source: Source, log: ChangeLog, standby: EmbeddedServer) -> Non
 
 
 @pytest.mark.long
-def test_standby_replays_ddl_without_waiting_for_a_copy(tmp_path: Path) -> None:
-    """A snapshot copy reads the table on the standby. If replay waited for the copy, replay and queries on the standby
-    would wait 30 s (max_standby_streaming_delay)."""
+def test_standby_replays_ddl_without_waiting_for_a_snapshot_copy(tmp_path: Path) -> None:
+    """A snapshot copy reads the table on the standby. The copy is interrupted if the replay of DDL waits for it.
+    Otherwise the replay, and queries that wait for it, would wait 30 s (max_standby_streaming_delay)."""
     primary = new_server(tmp_path / "primary", 18, settings=TEST_SETTINGS)
     with primary, _source(primary, tmp_path / "lake") as source:
         source.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE a",

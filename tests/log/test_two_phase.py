@@ -34,8 +34,8 @@ IN_BLOCKS, WHOLE = {"streaming": True}, {"streaming": False}
 
 @pytest.fixture
 def twins(source: Source, request: pytest.FixtureRequest) -> Twins:
-    """Two logs of the same source, one of them with ``two_phase``. Unless the test asks for another option, its large
-    transactions arrive in blocks."""
+    """Two logs of the same source. ``streamed`` is received with ``two_phase``. It receives large transactions in
+    blocks, unless the test is parametrized with ``WHOLE``."""
     little_memory(source)
     return Twins.of(source, two_phase=True, **getattr(request, "param", IN_BLOCKS))
 
@@ -66,7 +66,7 @@ def fails(receiver: ReceiverProcess, error: type[PgcdcError]) -> PgcdcError:
 @pytest.mark.long
 @both
 @pytest.mark.parametrize("large", [False, True])
-def test_prepared_transaction_is_stored_where_it_commits(twins: Twins, large: bool) -> None:
+def test_prepared_transaction_is_ordered_by_its_commit_and_not_by_its_prepare(twins: Twins, large: bool) -> None:
     source = twins.source
     twins.start()
     prepare(source, many(1, 1000) if large else "INSERT INTO a VALUES (1, 'x')", "TRUNCATE b")
@@ -114,7 +114,7 @@ def test_several_prepared_transactions_may_be_open_at_the_same_time(twins: Twins
 @pytest.mark.long
 @pytest.mark.parametrize("first", ["log", "server"])
 def test_commit_prepared_that_is_sent_again_is_stored_once(twins: Twins, first: str) -> None:
-    """The receiver is killed after the log has the transaction. The server may then send its COMMIT PREPARED again,
+    """The receiver is killed after the log has the transaction. The server may then send COMMIT PREPARED again,
     although the content that was stored at the PREPARE is already deleted."""
     source = twins.source
     copy = source.log("behind", copy_of=twins.streamed.log) if first == "server" else None
@@ -145,7 +145,7 @@ def test_run_that_ends_between_prepare_and_commit_keeps_the_prepared_transaction
 
 @pytest.mark.long
 def test_run_ends_with_an_error_if_the_content_of_a_prepared_transaction_is_lost(twins: Twins) -> None:
-    """The log must never lack a transaction of the source without an error."""
+    """Without the error, the log would lack a transaction of the source, and nobody would notice."""
     source = twins.source
     twins.start()
     durable(twins, prepare(source, "INSERT INTO a VALUES (1, 'x')"))

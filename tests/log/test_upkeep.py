@@ -96,7 +96,9 @@ def test_reading_a_relation_or_lsn_range_of_a_compacted_log_skips_files_without_
     assert log.segments(LsnRange(Lsn(9950), Lsn(9999))) == []
 
 
-def test_large_relation_gets_its_own_file(log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_writes_a_large_relation_to_a_file_of_its_own(
+    log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(upkeep, "OWN_FILE_BYTES", 100)
     before = _state(log)
     _batch_count = _files(log)
@@ -118,7 +120,7 @@ def test_large_files_are_not_rewritten_by_compaction(log: ChangeLog, writer: Bat
     assert large == {segment.path for segment in _fresh(log).all_segments() if not segment.notes}
 
 
-def test_batch_commits_after_a_concurrent_compaction(
+def test_batch_can_be_committed_after_a_concurrent_compaction(
     log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def overtaken(point: FaultPoint) -> None:
@@ -131,7 +133,7 @@ def test_batch_commits_after_a_concurrent_compaction(
     assert len(log.verify(LsnRange(Lsn(100), Lsn(8050)))) == BATCHES + 1
 
 
-def test_compaction_commits_after_a_concurrent_batch(
+def test_compaction_can_be_committed_after_a_concurrent_batch(
     log: ChangeLog, writer: BatchWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = delta_commit.replace_files
@@ -146,7 +148,7 @@ def test_compaction_commits_after_a_concurrent_batch(
     assert len(log.verify(LsnRange(Lsn(100), Lsn(8050)))) == BATCHES + 1
 
 
-def test_second_of_two_concurrent_compactions_of_the_same_files_is_refused(
+def test_compaction_is_refused_if_another_compaction_has_already_replaced_its_files(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     span = LsnRange(Lsn(100), Lsn(6050))

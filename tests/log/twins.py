@@ -1,6 +1,6 @@
 """Writes one history to two logs. In the first log, all rows are written at their commit. In the second log, some rows
-are written before their commit, as for transactions received in progress. Their files have ``CommitFacts`` (commit LSN
-and time, stored apart from the rows)."""
+are written before their commit, as for transactions received in progress. The files of these early rows have
+``CommitFacts`` (commit LSN and time, stored apart from the rows)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ TABLES: Final = {
     for number in (1, 2, 3)
 }
 COLUMNS: Final = "cd"
-"""The Relation messages have one column. It is named ``c`` in version 0, and ``d`` in version 1."""
+"""The names of the column in the Relation messages. Each message has one column: ``c`` in version 0 of a relation, and
+``d`` in version 1."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,11 @@ BATCHES: Final = st.lists(st.lists(TRANSACTIONS, min_size=1, max_size=3), min_si
 
 
 class Twin:
-    """One of the two logs. It grows by batches."""
+    """Writes one of the two logs, batch by batch."""
 
     def __init__(self, folder: Path, *, early: bool) -> None:
-        """Opens the log in a lake, or creates it. ``early``: whether rows are written before their commit."""
+        """Opens the log of the lake in ``folder``, or creates it. ``early``: whether rows are written before their
+        commit."""
         self.log = ChangeLog(Layout.of(folder))
         if not self.log.exists:
             self.log.create(WHO, START, 1)
@@ -144,15 +146,15 @@ class Twin:
 
 
 class _Made:
-    """A transaction with its LSN."""
+    """A transaction with its LSNs and xids. Makes the rows of the transaction for both logs."""
 
     def __init__(self, transaction: Transaction, number: int, relations: Relations) -> None:
         self._of = transaction
         self._end = START + STEP * (number + 1) - 10
         self._xid = 100 * (number + 1)
         final = {(r, v): _describe(relations, r, v) for r in TABLES for v in (0, 1)}
-        # The provisional ids are shifted for each transaction, so the same id means different shapes in different
-        # transactions.
+        # Rows that are written before the commit have provisional schema ids. The ids are shifted for each transaction,
+        # so the same id means different shapes in different transactions.
         self._provisional = {shape: (place + number) % len(final) for place, shape in enumerate(final)}
         self._final = final
         self.late = CommitFacts(
@@ -247,14 +249,14 @@ def whole(log: ChangeLog) -> LsnRange:
 
 
 def spans(log: ChangeLog) -> list[LsnRange]:
-    """Some LSN ranges that begin and end between transactions. Each contains one transaction, or all transactions from
-    one to the end of the log."""
+    """Some LSN ranges that begin and end between transactions. Each range contains one transaction, or all transactions
+    from one transaction to the end of the log."""
     edges = [Lsn(edge) for edge in range(log.start, log.position() + 1, STEP)]
     alone = [LsnRange(low, high) for low, high in itertools.pairwise(edges)]
     return alone + [LsnRange(low, edges[-1]) for low in edges[:-2]]
 
 
 def rows_in(log: ChangeLog, columns: list[str] | None = None, filters: Any = None) -> list[tuple[Any, ...]]:
-    """All rows, in a fixed order."""
+    """All rows of the log, sorted in a way that does not depend on the files."""
     tables = [read_rows(segment.file, columns, filters) for segment in log.all_segments()]
     return sorted((tuple(row.values()) for table in tables for row in table.to_pylist()), key=str)

@@ -1,4 +1,4 @@
-"""Source and lake at one moment, as a scrape reads them."""
+"""Builds the readings of source and lake that a scrape uses, for one moment."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def lake(
     log: int | None = 1000, point: int | None = 1000, *, pending: Mapping[TableName, tuple[int, float]] | None = None,
     complete: int | None = None, ago: float = 0, now: datetime = NOW, **of_status: Any,
 ) -> LakeReading:  # fmt: skip
-    """``pending``: by table, the start of the oldest missing transaction, and how many seconds ago it committed.
-    ``ago``: the age of the newest point."""
+    """``pending``: by table, the start LSN of the oldest transaction that the mirror lacks, and how many seconds ago
+    this transaction was committed. ``ago``: the age of the newest point in seconds."""
     tables = tuple(TableFacts(name, TableState.STREAMING, Lsn(point or 0)) for name in (T, U))
     values = {"tables": tables, "problems": (), "at_work": "`pgcdc follow`"} | of_status
     return LakeReading(
@@ -89,7 +89,8 @@ def full_lake() -> LakeReading:
 
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
-"""The values by name of the sample and its labels besides ``source`` and ``slot``."""
+"""Maps the name of a sample, and the values of its labels without ``source`` and ``slot``, to the value of the
+sample."""
 
 
 def metrics_of(source: SourceReading | None, lake: LakeReading | None) -> Metrics:
@@ -114,7 +115,7 @@ def samples(text: str) -> Samples:
 
 
 def names(text: str) -> set[str]:
-    """The names of our samples in an expression or an exposition."""
+    """The names of pgcdc's samples in a PromQL expression, in the text that a scrape returns, or on a page."""
     return set(re.findall(r"\bpgcdc_[a-z_]+\b", text))
 
 

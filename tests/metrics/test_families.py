@@ -52,8 +52,8 @@ PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 _SUFFIX = re.compile(r"_(bucket|count|sum|created)$")
 
 
-def test_each_metric_is_exposed() -> None:
-    """The list in docs/reference/metrics.md is generated from ``FAMILIES``."""
+def test_a_scrape_returns_every_metric() -> None:
+    """``FAMILIES`` contains all metrics, and the list in docs/reference/metrics.md is generated from it."""
     text = exposed(metrics_of(source(), full_lake()))
     assert {_SUFFIX.sub("", name) for name, _ in samples(text)} == FAMILIES.keys()
 
@@ -111,7 +111,7 @@ def test_without_slot_there_is_no_metric_of_the_slot() -> None:
     assert not [name for name, _ in found if name in ("pgcdc_slot_active", "pgcdc_slot_wal_status")]
 
 
-def test_memory_of_a_dead_receiver_is_not_exposed() -> None:
+def test_a_scrape_does_not_return_the_memory_of_a_dead_receiver() -> None:
     found = samples(exposed(metrics_of(source(), lake(at_work=None))))
     assert ("pgcdc_receiver_resident_bytes", ()) not in found
 
@@ -141,7 +141,7 @@ def test_labels_of_metrics_name_source_and_slot_but_no_secret() -> None:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Readings that hang until this is set."""
+    """An event. The readings of the test hang until the event is set."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -187,13 +187,13 @@ def test_during_a_slow_reading_a_scrape_returns_the_last_value_up_to_an_age_limi
     assert value(part, 0.05) is None
 
 
-def test_scrape_uses_a_fresh_reading_again() -> None:
+def test_a_scrape_uses_the_last_reading_while_it_is_fresh() -> None:
     answers = iter([1, 2])
     part = Part("source", lambda: next(answers))
     assert [value(part), value(part)] == [1, 1]
 
 
-def test_the_text_of_a_failed_reading_is_shown_only_if_it_is_an_error_of_pgcdc() -> None:
+def test_the_message_of_a_failed_reading_is_shown_only_for_an_error_of_pgcdc() -> None:
     def away() -> int:
         raise SourceUnavailable("does not answer", thing="u@h/d")
 
@@ -244,7 +244,7 @@ def test_expressions_of_alarms_and_board_name_existing_metrics_and_labels(expres
             assert set(re.findall(r"(\w+)=", matchers)) <= known, text
 
 
-def test_the_board_shows_every_metric_except_positions() -> None:
+def test_the_board_shows_every_metric_except_lsns_and_a_few_listed_metrics() -> None:
     shown = {family(name) for text in board_expressions() for name in names(text)}
     left = FAMILIES.keys() - shown
     assert {name for name in left if not name.endswith("_lsn_bytes")} == {
@@ -271,11 +271,12 @@ def test_each_alarm_has_a_section_that_explains_it() -> None:
 
 
 @pytest.mark.parametrize("page", ["guides/alarms.md", "guides/monitoring.md", "reference/metrics.md"])
-def test_commands_and_settings_that_the_documentation_of_metrics_uses_exist(page: str) -> None:
+def test_pages_about_metrics_use_existing_commands_and_the_deployed_prometheus_yml(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     for line in re.findall(r"`pgcdc ([^`]+)`", text):
         words = line.replace("TABLE", "public.t").replace(":9187", "127.0.0.1:9187").split()
-        # With the settings of pgcdc, because Click stores the help options of the first context in the command.
+        # The context has the settings of pgcdc, because Click stores the help options of the first context in the
+        # command.
         context = click.Context(pgcdc, **pgcdc.context_settings)
         name, found, rest = pgcdc.resolve_command(context, words)
         assert found is not None, name

@@ -101,7 +101,7 @@ def test_wal_without_published_changes_counts_as_received(scraper: Scraper) -> N
         assert (lags.receive, lags.publish, reasons) == (StageLag(0, 0), StageLag(0, 0), [])
 
 
-def test_replication_is_not_ready_if_a_transaction_waits_in_the_change_log(scraper: Scraper) -> None:
+def test_replication_is_not_ready_if_a_transaction_waits_too_long_in_the_change_log(scraper: Scraper) -> None:
     waits = lake(1000, 600, pending={T: (700, 90)}, ago=500)
     lags, reasons = scraper.scrape(source(), waits)
     assert lags.publish == lags.apply == StageLag(300, 90)
@@ -117,13 +117,14 @@ def test_replication_is_not_ready_if_a_transaction_waits_in_the_change_log(scrap
 def test_new_points_count_as_progress_even_while_a_table_lags(scraper: Scraper) -> None:
     for number in range(10):
         _, reasons = scraper.scrape(source(), lake(1000, 600 + number, pending={T: (700, 900)}, ago=500))
-        # At the first scrape nothing shows progress yet, because the point is old. Later points show it.
+        # At the first scrape, nothing shows progress yet, because the newest point is old. Each later scrape sees a
+        # newer point, which shows progress.
         assert bool(reasons) == (number == 0)
     _, reasons = Scraper().scrape(source(), lake(1000, 600, pending={T: (700, 900)}, ago=5))
     assert reasons == [], "the point is young"
 
 
-def test_a_table_that_catches_up_delays_the_stage_apply_but_not_the_stage_publish(scraper: Scraper) -> None:
+def test_the_lag_of_a_table_that_catches_up_counts_for_apply_but_not_for_publish(scraper: Scraper) -> None:
     found = lake(pending={T: (700, 90)})
     late = tuple(replace(one, state=TableState.CATCHING_UP) if one.name == T else one for one in found.status.tables)
     lags, reasons = scraper.scrape(source(), replace(found, status=replace(found.status, tables=late)))

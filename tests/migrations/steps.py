@@ -10,13 +10,13 @@ from enum import StrEnum
 class Base(StrEnum):
     KEYED = "keyed"
     PARTED = "partitioned"
-    """A kind of storage: a partitioned table that lost a column. One partition was created before the drop, the other
+    """A partitioned table of which a column was dropped. One partition was created before the drop, the other
     partitions after it."""
 
 
 class Result(StrEnum):
     FOLLOWED = "followed"
-    """The expected result: the mirror keeps its rows, without a copy."""
+    """The expected result: the sync changes the mirror without copying the table again."""
     COPIED = "copied by itself"
     """The expected result: the sync copies the table again, because PostgreSQL rewrote the rows, or because row
     messages do not show which columns they have."""
@@ -24,8 +24,9 @@ class Result(StrEnum):
 
 @dataclass(frozen=True)
 class Migration:
-    """``sql``: statements on table ``t`` in its own schema. ``late``: a different result, if the catalog is read only
-    after rows with the old and the new columns were written."""
+    """``sql``: statements on table ``t`` in its own schema. ``late``: the result that is expected instead of ``result``
+    if the catalog is read only after rows with the old and the new columns were written. None if the same result is
+    expected then."""
 
     tool: str
     what: str
@@ -55,7 +56,8 @@ _PARTS = (
 
 
 def _made(more: str, how: str, *statements: str) -> str:
-    """The SQL of the base table with a different key or a different kind of storage."""
+    """Returns ``BASE`` without its primary key, with ``more`` at the end of the list of columns, ``how`` after that
+    list, and ``statements`` before the INSERT."""
     text = BASE.replace("id bigint PRIMARY KEY", "id bigint NOT NULL").replace(
         "last text\n);", f"last text{more}\n){how};"
     )
@@ -73,7 +75,7 @@ CREATE TABLE t (
 INSERT INTO t SELECT g, 'name ' || g, 'note ' || g, g, g / 4.0, '2024-01-01', g % 2 = 0, '{}', 'sad', 'l' || g,
   'c' || g, 'last' FROM generate_series(1, 8) g
 """
-"""The SQL of the base table, which every migration without its own table uses."""
+"""The SQL that creates the table ``t`` of a migration with the base ``KEYED``, with its rows."""
 
 _TYPED = (
     ("integer", "7"), ("bigint", "7000000000"), ("smallint", "3"), ("boolean", "true"), ("text", "'it''s'"),
@@ -101,7 +103,7 @@ def migrations(version: int) -> list[Migration]:
 
 
 def on_other_bases(version: int) -> list[Migration]:
-    """The migrations that change columns, on partitioned tables."""
+    """The migrations that change columns, each with a partitioned table as its base."""
     found = [*_columns(), *_names(), *_drops(), *_types(), *_mixed()]
     chosen = [one for one in found if one.since <= version and one.what != "rename the key"]
     return [replace(one, base=Base.PARTED) for one in chosen]

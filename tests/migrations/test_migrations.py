@@ -1,5 +1,6 @@
-"""A year of migrations under traffic. Each published point has every table with the structure and rows of its LSN. No
-migration needs the operator. Every installed engine reads each structure or refuses it.
+"""Migrations of tables whose rows change at the same time. Each published point has every table with the structure and
+the rows that the table had at the point's LSN. No migration needs the operator. Every installed query engine reads each
+mirror correctly, or refuses its table features.
 
 ``following``: a sync in follow mode runs during the migrations. ``late``: no sync runs during the migrations, so the
 catalog is read only after many changes. ``rewrite`` and ``metadata`` are the values of ``schema_changes``.
@@ -42,13 +43,15 @@ from tests.servers import VERSIONS
 pytestmark = [pytest.mark.spark, pytest.mark.takes(300)]
 
 FEW = 6
-"""Number of migrations in the default set. The long set runs all of them."""
+"""Number of migrations in ``test_mirrors_follow_some_migrations_in_follow_mode``, without those of partitioned
+tables."""
 FEW_ELSEWHERE = 1
-"""Number of migrations of partitioned tables in the default set."""
+"""Number of migrations of partitioned tables in the same test."""
 SOME_ELSEWHERE = 60
-"""Number of migrations of partitioned tables in each test of the long set."""
+"""Number of migrations in each run of ``test_mirrors_follow_migrations_of_partitioned_tables``."""
 READ, MOST_READ = 4, 30
-"""Number of tables that all engines read: on older PostgreSQL versions, and on the newest version."""
+"""Numbers of tables whose mirrors all query engines read: with an older PostgreSQL version, and with the newest
+version."""
 Way = Literal["rewrite", "metadata"]
 
 
@@ -191,7 +194,7 @@ def _played(
             run.stop()
         for _ in range(2):
             # The first sync does not see migrations that were made after its last catalog check. The second sync checks
-            # the catalog again, and its points have these migrations.
+            # the catalog again, so its points have the structure after these migrations.
             Run(stage.engine()).join()
         assert stage.settings.source is not None
         comparison = Comparison(stage.settings, stage.chronicle, everything=False)
@@ -228,7 +231,7 @@ def _assert_followed(played: Played, *, late: bool) -> None:
 
 
 def _chosen(version: int) -> list[Migration]:
-    """Some migrations of each kind, selected by the seed."""
+    """Some migrations of ordinary tables, and some of partitioned tables, selected by the seed."""
     chance = random.Random(f"chosen {SEED}")
     few = chance.sample(migrations(version), FEW)
     return [*few, *chance.sample(on_other_bases(version), FEW_ELSEWHERE)]
@@ -251,9 +254,10 @@ def test_mirrors_follow_all_migrations(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, way: Way, *, following: bool
 ) -> None:
     all_of_them = migrations(server.version)
-    # Every engine reads only some tables, selected by the seed, because reading all tables takes half an hour.
+    # The query engines read only some mirrors, selected by the seed, because reading all mirrors takes half an hour.
     chosen = random.Random(f"read {SEED}").sample(all_of_them, len(all_of_them))
-    # The source's version does not affect what engines read, so most tables are read only with the newest version.
+    # The source's version does not affect what query engines read. So most mirrors are read only with the newest
+    # version.
     read = MOST_READ if server.version == VERSIONS[-1] else READ
     played = _played(server, spark, tmp_path, chosen, way, following=following, read=read)
     _assert_followed(played, late=not following)
@@ -272,7 +276,7 @@ def test_mirrors_follow_migrations_of_partitioned_tables(
 
 
 @pytest.mark.long
-def test_all_readers_are_installed() -> None:
+def test_all_query_engines_that_can_read_mirrors_are_installed() -> None:
     assert not lacking(), "make readers"
     assert {reader.name for reader in at_hand(None)} == {"Spark", "delta-rs", "Polars", "kernel"}
 

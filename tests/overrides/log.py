@@ -28,7 +28,7 @@ override("confirm_before_durable", "pgcdc_assets.log.receive.batches:Batches.cut
 override("fsync_is_skipped", "pgcdc_assets.store.localfiles:sync_file",
     lambda _: lambda path: None,
     rule="segments and commits are synced to disk before their position is reported",
-    test="tests/log/test_reader.py::test_commit_is_made_after_its_files_are_synced_and_reported_after_it_is_synced",
+    test="tests/log/test_reader.py::test_log_files_are_synced_before_the_commit_and_the_commit_before_it_is_reported",
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def _boundary_inside_a_commit_record(original: Original) -> Any:
 override("boundary_inside_a_commit_record", "pgcdc_assets.log.receive.wholetransactions:WholeTransactions._pass_begins",
     _boundary_inside_a_commit_record,
     rule="no boundary lies inside a commit record",
-    test="tests/log/test_positions.py::test_no_confirmation_lies_inside_a_commit_record")  # fmt: skip
+    test="tests/log/test_positions.py::test_no_confirmed_lsn_lies_inside_a_commit_record")  # fmt: skip
 
 
 def _reported_positions_fall(_original: Original) -> Any:
@@ -84,7 +84,8 @@ override("prepared_transaction_is_not_stored", "pgcdc_assets.log.batch:BatchWrit
 override("idle_tables_keep_wal", "pgcdc_assets.log.receive.receiver:Receiver._keepalive",
     lambda original: without(original, "self._positions.reached("),
     rule="a keepalive's wal_end is a boundary, so the slot keeps no WAL while the published tables are idle",
-    test="tests/log/test_positions.py::test_position_past_unpublished_wal_is_recorded_then_confirmed")  # fmt: skip
+    test="tests/log/test_positions.py::test_position_above_wal_without_published_changes_is_recorded_then_confirmed",
+)  # fmt: skip
 override("shutdown_waits_for_the_open_batch", "pgcdc_assets.log.receive.receiver:Receiver._keepalive",
     lambda original: without(original, "self._batches.flush()"),
     rule="a keepalive that requests a reply ends the open batch, so that the source can shut down",
@@ -188,7 +189,8 @@ override("timelines_are_ignored", "pgcdc_assets.source.stream.subscribe:_check_t
 override("restored_source_is_followed", "pgcdc_assets.log.receive.wholetransactions:ResendCheck._fail",
     lambda _: lambda self, lsn: None,
     rule="a source that was restored, and then wrote WAL above the log's end, is refused",
-    test="tests/log/test_slot_truths.py::test_restored_source_is_noticed_by_a_transaction_the_log_lacks")  # fmt: skip
+    test="tests/log/test_slot_truths.py::test_restored_source_is_refused_if_it_sends_a_transaction_that_the_log_lacks",
+)  # fmt: skip
 override("drain_confirms_what_is_not_durable", "pgcdc_assets.source.stream.drain:Drain._advance_to",
     lambda original: lambda self, lsn: original(self, self.position),
     rule="while a backlog is drained, the slot is advanced only to LSNs that are durable in the log",

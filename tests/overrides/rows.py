@@ -42,7 +42,7 @@ override("nan_is_clipped", "pgcdc_assets.protocol.text.types:_CASTS",
 override("key_change_is_a_plain_update", "pgcdc_assets.feed.events:_moved",
     lambda original: lambda post, pre, at, route: original(post, pre, at, route) & False,
     rule="a change of key is a delete and an insert",
-    test="tests/feed/test_events.py::test_a_change_of_key_is_two_events")  # fmt: skip
+    test="tests/feed/test_events.py::test_an_update_that_changes_the_key_is_two_events")  # fmt: skip
 override("missing_value_of_an_insert_is_null", "pgcdc_assets.feed.events:_inserts",
     lambda original: with_instead(original, "change.unchanged", "{}"),
     rule="an insert that lacks a value is refused",
@@ -50,7 +50,7 @@ override("missing_value_of_an_insert_is_null", "pgcdc_assets.feed.events:_insert
 override("old_tuple_is_ignored", "pgcdc_assets.feed.events:_filled",
     lambda _: lambda post, pre, at: post,
     rule="under REPLICA IDENTITY FULL, values that were not sent come from the old tuple",
-    test="tests/feed/test_events.py::test_with_identity_full_the_old_tuple_fills_values_that_were_not_sent",
+    test="tests/feed/test_events.py::test_with_identity_full_an_unsent_toast_value_is_taken_from_the_old_tuple",
 )  # fmt: skip
 override("rows_are_not_counted", "pgcdc_assets.feed.transform:_check_taken",
     lambda _: lambda log, router, plans, done: None,
@@ -59,7 +59,8 @@ override("rows_are_not_counted", "pgcdc_assets.feed.transform:_check_taken",
 override("rows_are_assigned_by_table_name", "pgcdc_assets.feed.plan:Router._taker",
     lambda _: lambda self, shape: self.names.get(shape.root or shape.table),
     rule="the table of a row is found by the OID of the row's relation, not by name",
-    test="tests/feed/test_routing.py::test_rows_of_a_table_belong_to_it_under_any_name")  # fmt: skip
+    test="tests/feed/test_routing.py::test_rows_belong_to_the_table_with_the_oid_of_their_relation_under_any_name",
+)  # fmt: skip
 
 
 # Their net effect ---------------------------------------------------------------------------------------

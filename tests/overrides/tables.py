@@ -95,7 +95,8 @@ override("folders_are_readable_by_all", "pgcdc_assets.store.localfiles:private_f
 override("reused_version_is_read", "pgcdc_assets.lake.point:LakeAt._as_published",
     lambda original: with_instead(original, "found != published", "False"),
     rule="Lake.at refuses a version that has another LSN than its point",
-    test="tests/points/test_points.py::test_a_version_at_another_lsn_is_not_the_published_version")  # fmt: skip
+    test="tests/points/test_points.py::test_a_commit_with_the_published_version_number_but_another_lsn_is_refused",
+)  # fmt: skip
 override("deleted_rows_are_read", "pgcdc_assets.lake.scan:MirrorScan._read",
     lambda original: with_instead(original, "group.alive.all()", "True"),
     rule="no reader of a point gets a deleted row",

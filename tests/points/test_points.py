@@ -1,5 +1,5 @@
-"""Consistent points: their order, searches, large numbers of points, and a table whose newest copy no point lists
-yet."""
+"""Consistent points: their order, searches, large numbers of points, and a table whose newest copy no point lists yet.
+Also the saved states of tables."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_points_are_found_by_lsn(layout: Layout) -> None:
     assert (listed(reader, A), listed(reader, B)) == (300, 300)
 
 
-def test_a_table_that_is_no_longer_listed_keeps_its_last_position(layout: Layout) -> None:
+def test_the_last_point_that_lists_a_table_is_found_if_later_points_do_not_list_it(layout: Layout) -> None:
     points = ConsistentPoints(layout)
     publish_at(points, 100, {A: 1, B: 1})
     assert listed(points, B) == 100
@@ -107,8 +107,8 @@ def test_the_delta_log_of_points_stays_short(layout: Layout, monkeypatch: pytest
 
 
 def test_a_point_that_lists_an_older_copy_does_not_apply_to_a_newer_copy(layout: Layout) -> None:
-    """The table was first copied at LSN 100, and a point lists it at LSN 300. A second copy, with LSN 250, is completed
-    after that. It lacks the changes from 250 to 300."""
+    """The table was first copied at LSN 100, and a point lists it at LSN 300. After that, a second copy is completed,
+    at LSN 250. The second copy lacks the changes from LSN 250 to LSN 300."""
     identity = Identity("7", "shop", "pgcdc")
     path = layout.mirror(A)
     DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
@@ -131,9 +131,9 @@ def test_a_point_that_lists_an_older_copy_does_not_apply_to_a_newer_copy(layout:
     assert listed(points, A) == 300
 
 
-def test_a_version_at_another_lsn_is_not_the_published_version(layout: Layout) -> None:
-    """A different Delta commit now has the number of the published version. Its position is not used, and readers
-    refuse it."""
+def test_a_commit_with_the_published_version_number_but_another_lsn_is_refused(layout: Layout) -> None:
+    """The Delta commit of the published version was lost, and a later commit, with another LSN, has the same number.
+    The LSN of the point does not apply to this commit, and readers refuse the commit."""
     identity = Identity("7", "shop", "pgcdc")
     path = layout.mirror(A)
     DeltaTable.create(path_of(path), pa.schema([("id", pa.int64())]), configuration={IDENTITY: identity.app_id()},
@@ -176,8 +176,8 @@ def test_points_of_another_format_version_are_refused(layout: Layout) -> None:
 def test_pruning_keeps_recent_points_and_the_last_point_of_each_mirror(
     lists: list[dict[str, int]], at: int, names: set[str], files: int
 ) -> None:
-    """Pruning keeps these points unchanged: the recent points, the newest point, and for each table that still has a
-    mirror the last point that lists it."""
+    """Pruning keeps these points unchanged: the recent points, the newest point, and, for each table that still has a
+    mirror, the last point that lists the table."""
     with tempfile.TemporaryDirectory() as folder:
         points = ConsistentPoints(Layout.of(Path(folder)), Merging(most_files=files))
         for number, tables in enumerate(lists):
@@ -228,9 +228,9 @@ def test_points_are_found_in_order_after_old_points_were_deleted(rounds: list[tu
                 assert listing.replay_lsn == mentions[-1].replay_lsn
 
 
-def test_appending_a_point_costs_the_same_with_large_files(layout: Layout) -> None:
-    """Large files, which are never merged again, do not add to the cost. Reading all points does not keep these files
-    in memory."""
+def test_appending_a_point_costs_no_more_if_there_are_large_files_of_points(layout: Layout) -> None:
+    """Large files are never merged again, so they do not add to the cost of a new point. Reading all points does not
+    keep these files in memory."""
     points = ConsistentPoints(layout, Merging(most_files=4, small_rows=6))
     for number in range(1, 60):
         publish_at(points, number, {A: number})
@@ -271,7 +271,7 @@ def test_state_of_a_table_is_none_in_a_lake_without_states(tmp_path: Path) -> No
     assert states.get(TABLE.name) is None
 
 
-def test_the_state_of_a_table_is_its_last_row(tmp_path: Path) -> None:
+def test_the_state_of_a_table_is_the_last_state_that_was_saved(tmp_path: Path) -> None:
     states = TableStates(Layout.of(tmp_path))
     states.set_all([TABLE, OTHER], TableState.COPYING, Lsn(100))
     states.set(TABLE, TableState.CATCHING_UP, Lsn(100))
@@ -295,13 +295,13 @@ def test_states_that_another_process_saved_are_read(tmp_path: Path) -> None:
     assert row.state is TableState.CATCHING_UP
 
 
-def test_saving_no_tables_makes_no_commit(tmp_path: Path) -> None:
+def test_saving_the_states_of_no_tables_makes_no_commit(tmp_path: Path) -> None:
     states = TableStates(Layout.of(tmp_path))
     states.set_all([], TableState.COPYING, Lsn(1))
     assert not path_of(Layout.of(tmp_path).table_states).exists()
 
 
-def test_pruning_keeps_the_last_row_of_each_table(tmp_path: Path) -> None:
+def test_pruning_of_states_keeps_the_last_row_of_each_table(tmp_path: Path) -> None:
     states = TableStates(Layout.of(tmp_path))
     assert states.prune() == 0
     tables = [TABLE, OTHER]

@@ -86,7 +86,7 @@ def test_only_an_entry_of_the_same_owner_is_removed(client: Any, tmp_path: Path)
         (EndpointConnectionError(endpoint_url="https://glue"), RegistryUnreachable, "EndpointConnectionError"),
     ],
 )
-def test_refused_request_is_an_error_of_one_table_and_lost_connection_of_all_tables(
+def test_error_shows_whether_one_table_is_refused_or_the_registry_is_unreachable(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], what: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:

@@ -1,5 +1,5 @@
-"""Registers mirrors in a Hive metastore. An entry is the mirror's table in the metastore. The server is the real one,
-from Spark's jars, with a database in memory."""
+"""Registers mirrors in a Hive metastore. An entry is the mirror's table in the metastore. The metastore is Hive's own
+server, from Spark's jars, with a database in memory."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def test_spark_with_a_metastore_reads_the_mirror_by_its_name(
     metastore: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     with closing(_hive(metastore, spark, "read_")) as hive:
-        # Not made by `mirror`, because Spark cannot open that table: delta-rs does not declare the feature that NOT
-        # NULL columns need.
+        # This table is not made by `mirror`, because Spark cannot open the tables that `mirror` makes. They have a NOT
+        # NULL column, and delta-rs does not declare the table feature that such columns need.
         rows = pa.table({"id": pa.array([1, 2], pa.int32()), "note": ["a", "b"]})
         write_deltalake(str(tmp_path / ORDERS.folder), rows)
         hive.put(NamedTable.of(Layout.of(tmp_path), IDENTITY, ORDERS))

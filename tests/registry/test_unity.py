@@ -39,7 +39,7 @@ def test_entry_has_location_columns_and_comment_of_the_mirror(unity: Served, tmp
     assert json.loads(found["columns"][1]["type_json"])["type"] == "decimal(10,2)"
 
 
-def test_unchanged_table_keeps_its_entry(unity: Served, tmp_path: Path) -> None:
+def test_the_entry_of_an_unchanged_mirror_stays_the_same(unity: Served, tmp_path: Path) -> None:
     catalog, table = UnityCatalog(unity.url, "shop"), mirror(tmp_path, ORDERS)
     catalog.put(table)
     before = unity.table(ENTRY)
@@ -47,7 +47,7 @@ def test_unchanged_table_keeps_its_entry(unity: Served, tmp_path: Path) -> None:
     assert unity.table(ENTRY) == before
 
 
-def test_new_column_replaces_the_entry(unity: Served, tmp_path: Path) -> None:
+def test_the_entry_is_replaced_if_the_mirror_has_a_new_column(unity: Served, tmp_path: Path) -> None:
     catalog = UnityCatalog(unity.url, "shop")
     catalog.put(mirror(tmp_path, ORDERS))
     catalog.put(mirror(tmp_path, ORDERS, more=("note",)))
@@ -80,7 +80,7 @@ def test_own_entry_is_removed_and_removing_it_again_is_no_error(unity: Served, t
         assert unity.table(ENTRY) is None
 
 
-def test_error_for_a_missing_catalog_names_it(unity: Served, tmp_path: Path) -> None:
+def test_error_for_a_missing_catalog_names_the_catalog(unity: Served, tmp_path: Path) -> None:
     with pytest.raises(RegistryUnreachable, match=r"has no catalog nowhere; create it there"):
         UnityCatalog(unity.url, "nowhere").put(mirror(tmp_path, ORDERS))
 

@@ -1,8 +1,9 @@
 """A server with the part of Unity Catalog's REST API that registers tables, for tests.
 
-It follows https://github.com/unitycatalog/unitycatalog/blob/main/api/all.yaml and answers as the open-source server
-does, including the texts that it rewrites. With PGCDC_TEST_UNITY, the URL of a real server that has a catalog ``shop``,
-the tests use that server instead, and delete all schemas of this catalog."""
+The API is described in https://github.com/unitycatalog/unitycatalog/blob/main/api/all.yaml. This server answers like
+the open-source server. For example, it changes the type texts of columns to lower case. If the environment variable
+PGCDC_TEST_UNITY is the URL of a real server that has a catalog ``shop``, the tests use the real server instead, and
+delete all schemas of this catalog."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A Spark worker whose version of pgcdc, Python or pyarrow differs from the driver's reports this and starts no
-work."""
+"""If a Spark worker has another version of pgcdc, Python or pyarrow than the driver, the worker reports the difference
+and starts no work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def marking(path: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(versions()))
-def test_worker_with_another_version_starts_no_work(name: str, tmp_path: Path) -> None:
+def test_worker_with_another_version_than_the_driver_starts_no_work(name: str, tmp_path: Path) -> None:
     packed = pickle.dumps((marking, str(tmp_path / "mark")))
     kind, answer = attempted(packed, {**versions(), name: "another"})
     assert kind == Kind.OTHER
@@ -36,7 +36,7 @@ def test_package_that_a_worker_does_not_report_counts_as_missing() -> None:
     assert difference({}, {"pyarrow": "26"}) == "has pyarrow none, but the driver has 26"
 
 
-def test_worker_without_the_package_reports_it(tmp_path: Path) -> None:
+def test_worker_without_pgcdc_assets_reports_that_the_package_is_missing(tmp_path: Path) -> None:
     """The function that a worker calls is sent by value, so it works even if only Python is installed."""
     (tmp_path / "call").write_bytes(cloudpickle.dumps(tasks._attempt()))
     code = (

@@ -1,4 +1,5 @@
-"""Delta's jars: missing requirements are reported, and two concurrent processes download the jars only once."""
+"""Delta's jars: which jars are downloaded, and how a missing Java, a missing jar or a wrong jar is reported. ``pgcdc
+pack``: packs the Python environment of the executors into an archive."""
 
 from __future__ import annotations
 
@@ -76,11 +77,13 @@ def test_error_for_jars_that_cannot_be_downloaded_names_them(
     assert message.startswith("Delta Lake ")
     assert "could not be fetched" in message
     assert "\n" not in message
-    # No file is left that the next call would use as the result.
+    # No file is left that the next call would use as a downloaded jar.
     assert [path.suffix for path in (empty_cache / "pgcdc_assets" / "jars").iterdir()] == [".lock"]
 
 
-def test_the_error_names_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_a_cache_that_cannot_be_written_names_its_environment_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(MachineError, match="XDG_CACHE_HOME"):
@@ -163,13 +166,13 @@ def _started(unpacked: Path, code: str, **more: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.long
-def test_tasks_import_only_from_the_archive(unpacked: Path) -> None:
+def test_packages_that_spark_tasks_need_are_imported_only_from_the_archive(unpacked: Path) -> None:
     names = [f"pgcdc_assets.{name}" for name in sorted(WORKERS)] + ["pgcdc_assets.store.objects"]
     done = _started(unpacked, _IMPORT.format(names=names))
     assert done.returncode == 0, done.stderr
     found, files = json.loads(done.stdout)
     assert found == versions(), "an executor would be refused"
-    # The node's own packages may be imported, too, but these packages must come from the archive.
+    # Other packages may be imported from the node's own Python, but these packages must come from the archive.
     needed = [
         file for file in files if any(f"/{one.replace('-', '_')}/" in file for one in ("pgcdc_assets", *OF_TASKS))
     ]
@@ -196,12 +199,12 @@ def test_missing_python_on_a_node_is_reported(unpacked: Path) -> None:
     assert done.stderr.startswith(f"pgcdc: no python{versions()['Python']} on the PATH of ")
 
 
-def test_the_error_names_an_archive_that_cannot_be_written(tmp_path: Path) -> None:
+def test_error_of_pack_names_an_archive_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"env\.tar\.gz: cannot be written: No such file or directory"):
         pack(tmp_path / "missing" / "env.tar.gz")
 
 
-def test_the_error_names_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_pack_names_a_package_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "OF_TASKS", ("no-such-package",))
     with pytest.raises(MachineError, match="package no-such-package: is not installed here"):
         pack(tmp_path / "env.tar.gz")

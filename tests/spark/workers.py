@@ -6,6 +6,7 @@ WORKERS = {
     "mirror.delta.reshape", "delta.vectors",
     "spark.attempt",
 }  # fmt: skip
-"""Modules that Spark's Python workers import for each job. They import neither Spark nor psycopg, even indirectly."""
+"""Modules that Spark's Python workers import for each job. None of them imports Spark, even indirectly. Only the
+modules in ``READ_THE_SOURCE`` import psycopg."""
 READ_THE_SOURCE = {"mirror.delta.copytask"}
 """Modules of workers that connect to the source with psycopg."""

@@ -14,7 +14,8 @@ from tests.store.faultproxy import Faults, spoiling
 
 @pytest.fixture
 def faults(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    """Sends the requests of this process through the proxy. The result controls the faults of the next requests."""
+    """Sends the requests of this process to the object store through the proxy of ``faultproxy``. Returns the object
+    that decides which faults the next requests get."""
     port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
     assert port is not None
     faults = Faults(int(SEED))

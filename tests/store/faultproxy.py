@@ -27,7 +27,8 @@ class Fault(StrEnum):
 
 
 class Faults:
-    """Which faults the next requests get. ``seen`` counts the faults, and the requests by method (listings as LIST)."""
+    """Decides which fault each request gets. ``seen`` counts the faults by kind, and the requests by method. The method
+    of a listing is LIST here."""
 
     def __init__(self, seed: int = 0) -> None:
         self.chance = random.Random(seed)
@@ -37,7 +38,7 @@ class Faults:
         """How many more requests the store executes before it refuses all requests. None: no limit."""
         self.seen: Counter[str] = Counter()
         self.asked: list[str] = []
-        """The method and path of each request (listings as LIST)."""
+        """The method and path of each request. The method of a listing is LIST here."""
         self._lock = threading.Lock()
 
     def take(self, method: str, path: str = "") -> Fault | None:

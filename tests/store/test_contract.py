@@ -1,4 +1,5 @@
-"""The contract of a store, tested with each implementation.
+"""The contract of a store, tested with each implementation. A store keeps files in a local folder, in memory or in an
+object store.
 
 A draft is a local file that becomes a file of the store when it is *put*. A scratch folder contains the drafts for one
 folder of the store.
@@ -44,7 +45,7 @@ def _names(folder: Location, after: str = "") -> list[str]:
     return [entry.name for entry in storage.list_after(folder, after)]
 
 
-def test_a_created_file_is_read_and_never_created_twice(folder: Location) -> None:
+def test_a_created_file_can_be_read_and_cannot_be_created_again(folder: Location) -> None:
     place = folder / "t/_delta_log/0.json"
     storage.create(place, b"abcdef")
     with pytest.raises(FileExistsError):
@@ -92,7 +93,7 @@ def test_reading_a_missing_file_is_an_error_and_deleting_it_is_not(folder: Locat
     storage.delete_folder(folder / "none")
 
 
-def test_a_folder_does_not_exist_as_a_file(folder: Location) -> None:
+def test_a_folder_is_not_reported_as_an_existing_file(folder: Location) -> None:
     storage.create(folder / "within/file", b"x")
     assert not storage.exists(folder / "within")
     assert _names(folder) == []
@@ -100,8 +101,8 @@ def test_a_folder_does_not_exist_as_a_file(folder: Location) -> None:
 
 def test_path_below_a_file_does_not_exist(folder: Location) -> None:
     if folder.scheme == "s3":
-        # S3 allows files below the name of a file. The test server reports an internal error, because it uses a file
-        # system.
+        # S3 allows files below the name of a file. The S3 server of the tests reports an internal error instead,
+        # because it keeps objects in a file system.
         return
     storage.create(folder / "file", b"x")
     inside = folder / "file/within"
@@ -114,7 +115,7 @@ def test_path_below_a_file_does_not_exist(folder: Location) -> None:
             look(inside)
 
 
-def test_listing_is_in_order_and_can_begin_after_a_name(folder: Location) -> None:
+def test_listing_is_sorted_by_name_and_can_begin_after_a_name(folder: Location) -> None:
     for name in ("b", "a", "c", "_hidden", ".dot", "within/d", "_log/e"):
         storage.create(folder / name, name.encode())
     assert _names(folder) == [".dot", "_hidden", "a", "b", "c"]
@@ -196,6 +197,8 @@ def test_files_with_odd_names_keep_their_names(folder: Location) -> None:
 
 
 def test_settle_accepts_files_and_folders(folder: Location) -> None:
+    """``settle`` makes the contents of files and the names in folders durable. The test only checks that it raises no
+    error."""
     storage.create(folder / "t/a", b"x")
     storage.settle([folder / "t", folder / "t/a", *(folder / "t").up_to(folder)])
 

@@ -39,8 +39,8 @@ def test_a_file_is_created_once_despite_any_fault(fault: Fault, faults: Faults, 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
 def test_a_failed_unconditional_request_is_repeated(fault: Fault, faults: Faults, bucket: Location) -> None:
-    """The request is also repeated if it failed with a conflict, because another request for the same object caused the
-    conflict."""
+    """A request that failed with a conflict (409) is also repeated. The conflict only means that another request for
+    the same object ran at the same time."""
 
     def put() -> None:
         draft = storage.draft(bucket / "put")
@@ -101,7 +101,9 @@ def test_each_commit_of_a_log_is_made_once_despite_faults(commits: int, faults: 
     assert sum(faults.seen[fault] for fault in Fault) > commits / 4, faults.seen
 
 
-def test_error_for_an_unreachable_store_says_what_failed(bucket: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_an_unreachable_store_refused_credentials_or_a_missing_bucket(
+    bucket: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(objects, "_PATIENCE", 0.2)
     objects._bucket.cache_clear()
     with monkeypatch.context() as patch:
@@ -129,8 +131,9 @@ def test_error_for_an_unreachable_store_says_what_failed(bucket: Location, monke
 def test_a_store_that_refuses_requests_causes_no_damage(
     faults: Faults, bucket: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store executes a number of requests, and then refuses all requests. The test tries each number. A refusal
-    must not be mistaken for a damaged file, because pgcdc would then move the file away, although a point needs it."""
+    """The store executes a number of requests, and then refuses all requests. The test begins with 0, and tries each
+    number until it is large enough. A refusal must not be mistaken for a damaged file, because pgcdc would then move
+    the file away, although a consistent point needs it."""
     layout = Layout(bucket)
     log = ChangeLog(layout)
     log.create(WHO, START, 3)
@@ -170,8 +173,8 @@ def _answered(ask: Callable[[], object], faults: Faults, served: int) -> bool:
 
 
 def test_writing_a_batch_to_the_log_needs_two_put_requests(faults: Faults, bucket: Location) -> None:
-    """A batch needs one PUT for the segment and one PUT for the Delta commit. A commit that only moves the position
-    needs one PUT."""
+    """A batch needs one PUT for the segment and one PUT for the Delta commit. A Delta commit that only moves the log's
+    position has no segment, and needs one PUT."""
     log = ChangeLog(Layout(bucket))
     log.create(WHO, START, 3)
     writer, _ = writer_of(log)

@@ -68,7 +68,7 @@ def taken(place: Location) -> bool:
         return held is not None
 
 
-def test_one_process_holds_the_lease_and_others_can_read_its_text(place: Location) -> None:
+def test_one_process_holds_the_lease_and_other_processes_can_read_the_text_it_wrote(place: Location) -> None:
     assert lease.text_of_holder(place) is None
     with holder(place) as other:
         assert lease.text_of_holder(place) == "the holder"
@@ -122,13 +122,13 @@ def test_a_holder_whose_lease_expired_cannot_write_to_the_guarded_folder(
         for write in writes:
             with pytest.raises(LeaseLost, match="was not renewed in time"):
                 write()
-        # No other process has acquired the lease, so the holder may continue.
+        # No other process has acquired the lease, so the holder may renew the lease and write again.
         held.write("again")
         storage.create(bucket / "again", b"x")
     assert [entry.name for entry in storage.list_after(bucket)] == ["again", "while it is sure"]
 
 
-def test_a_writer_loses_the_lease_if_another_process_has_taken_it(bucket: Location) -> None:
+def test_a_holder_cannot_write_after_another_process_has_taken_the_lease(bucket: Location) -> None:
     with lease.held(bucket / "lock", guarding=bucket) as held:
         assert held is not None
         chain = chainlease.Chain(bucket / "lock")
@@ -144,7 +144,7 @@ def test_a_writer_loses_the_lease_if_another_process_has_taken_it(bucket: Locati
             held.write("here")
 
 
-def test_a_process_that_does_not_wait_learns_at_once_that_the_lease_is_held(bucket: Location) -> None:
+def test_with_at_once_a_process_does_not_wait_until_a_dead_holders_lease_expires(bucket: Location) -> None:
     with holder(bucket / "lock") as other:
         other.kill()
         other.wait()
@@ -154,9 +154,9 @@ def test_a_process_that_does_not_wait_learns_at_once_that_the_lease_is_held(buck
         assert time.monotonic() - began < chainlease.TTL / 2
 
 
-def test_a_holder_loses_the_lease_if_later_links_were_deleted_while_it_slept(bucket: Location) -> None:
-    """In an object store, a lease is a chain of numbered files (links). While the holder slept, other holders appended
-    so many links that the first of them are already deleted."""
+def test_a_holder_that_slept_has_lost_the_lease_even_if_the_next_link_was_deleted(bucket: Location) -> None:
+    """In an object store, a lease is a chain of numbered files (links). While the holder slept, another holder appended
+    so many links that the first links after the sleeping holder's last link are already deleted."""
     with lease.held(bucket / "lock", guarding=bucket) as held:
         assert held is not None
         chain = chainlease.Chain(bucket / "lock")
@@ -175,6 +175,8 @@ def test_a_holder_loses_the_lease_if_later_links_were_deleted_while_it_slept(buc
 def test_process_that_takes_over_an_expired_lease_gets_a_leader_number(
     bucket: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A process that takes over a lease that was not given back is called a leader. ``inherited_as`` is the leader's
+    number. It is None for a process that takes a free lease."""
     monkeypatch.setattr(chainlease, "TTL", TTL)
     monkeypatch.setattr(chainlease, "RENEWED", RENEWED)
     place = bucket / "lock"
@@ -210,12 +212,12 @@ def test_a_process_knows_its_own_name() -> None:
         ProcessName.parse("host.1.2")
 
 
-def test_a_host_name_may_contain_dots() -> None:
+def test_the_host_in_the_name_of_a_process_may_contain_dots() -> None:
     name = replace(ProcessName.own(), host="a.b.example.org")
     assert ProcessName.parse(str(name)) == name
 
 
-def test_another_process_is_alive_until_it_is_killed() -> None:
+def test_another_process_counts_as_alive_until_it_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", NAME_AND_WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as process:  # fmt: skip
         assert process.stdout is not None
@@ -228,7 +230,7 @@ def test_another_process_is_alive_until_it_is_killed() -> None:
     assert name.told == f"pid {name.pid}"
 
 
-def test_whether_a_process_in_another_container_is_alive_is_unknown() -> None:
+def test_it_is_unknown_whether_a_process_in_another_container_is_alive() -> None:
     """The process in the container has our host name and a pid that is also used on this host."""
     unshare = shutil.which("unshare")
     command = [unshare or "", "--pid", "--fork", "--mount-proc", sys.executable, "-c", NAME_AND_WAIT]
