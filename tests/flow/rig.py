@@ -1,4 +1,4 @@
-"""Projects for tests, each with its own source database. The test process runs whole syncs of them."""
+"""Projects for tests, each with its own source database. The test process runs whole syncs of these projects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.waiting import wait_for
 T = TableName("public", "t")
 U = TableName("public", "u")
 Content = dict[tuple[Lsn, str], list[tuple[Any, ...]]]
-"""The rows of each table at each point: by the point's LSN and the table's name."""
+"""The rows of each table at each consistent point. A key is the point's LSN and the table's name."""
 
 
 @dataclass
@@ -111,8 +111,8 @@ def rig_of(database: Database, spark: SparkSession, settings: Settings) -> Itera
 
 @contextmanager
 def following(rig: Rig, **bounds: Any) -> Iterator[threading.Thread]:
-    """Runs a sync in follow mode in a thread during the block. Then stops it, and checks that it ended without an
-    error."""
+    """Runs a sync in follow mode in a thread during the block. Then stops the sync, and checks that the sync ended
+    without an error."""
     stop = threading.Event()
     reports: list[SyncReport] = []
     run = Bounds(follow=True, stop=stop, **bounds)
@@ -164,7 +164,8 @@ def sorted_rows(table: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def turns(rig: Rig, count: int, first: int = 1000) -> None:
-    """Changes both tables ``count`` times. After each time, a sync applies the changes and ends its LSN range."""
+    """Changes rows of t and u ``count`` times. After each time, a whole sync runs, which applies the new changes and
+    ends an LSN range."""
     for number in range(first, first + count):
         rig.conn.execute("INSERT INTO t VALUES (%s, 'new', 'big')", [number])
         rig.conn.execute("UPDATE u SET v = %s WHERE a = %s", [number, number % 50 + 1])

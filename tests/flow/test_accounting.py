@@ -111,7 +111,7 @@ def test_rows_that_are_in_no_mirror_are_reported_with_their_number_and_the_reaso
     target = delta_target(settings.layout, log.identity)
     progress = TablesProgress(settings.layout, catalog, target, log.began, log.start)
     a, b, _ = tables
-    # Sets the state in which a copy would leave the table, because this test makes no mirrors.
+    # This test makes no mirrors and no copies, so it sets the state that a table has after its copy.
     progress._tables[a.name] = TableRecord(a, TableState.CATCHING_UP, start, 0)
     progress.put_aside(b.name, start, "as a test has it")
     work = Work(settings, catalog, log, target, progress, Silent(), SparkOnDemand(no_spark))
@@ -122,8 +122,9 @@ def test_rows_that_are_in_no_mirror_are_reported_with_their_number_and_the_reaso
 
 
 def _check(rig: Rig, span: LsnRange, untaken: dict[int, int]) -> None:
-    """Checks one LSN range. For each table, the number of rows in the log must be the number of rows in the feed, plus
-    the rows that the copy already contains or that are reported as in no mirror."""
+    """Checks one LSN range. For each table of the catalog, the number of its rows in the log must be the number of its
+    rows in the feed, plus the number of rows that its copy already contains or that are reported as in no mirror (the
+    larger of these two numbers). All rows of other relations must be reported as in no mirror."""
     counts = LogSpan(ChangeLog(rig.settings.layout), span).rows
     catalog = load_catalog(CATALOG_FILE)
     assert catalog is not None
@@ -143,7 +144,8 @@ def _total(counts: dict[int, Counter[str]], relations: Iterable[int]) -> int:
 
 
 def _taken(rig: Rig, table: Table, span: LsnRange) -> int:
-    """Counts the range's rows in the feed. An update counts once, although the feed may store it as two rows."""
+    """Counts the rows of the LSN range in the table's feed. An update counts once, although the feed may store an
+    update as two rows."""
     layout = rig.settings.layout
     if not DeltaTable.is_deltatable(str(layout.changes(table.name))):
         return 0

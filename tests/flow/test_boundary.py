@@ -1,4 +1,5 @@
-"""How `pgcdc verify` gets a snapshot of the source and mirrors at the snapshot's LSN, and when it fails."""
+"""How `pgcdc verify` takes a snapshot of the source and waits for the mirrors to reach its LSN, and when verify
+fails."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def _open_transaction(database: Database) -> Iterator[None]:
         conn.rollback()
 
 
-def test_while_verify_waits_for_an_open_transaction_it_does_not_pause_a_running_sync(
+def test_a_running_sync_is_not_paused_while_verify_waits_for_an_open_transaction(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boundary, "HELD_SECONDS", 0.1)
@@ -100,11 +101,11 @@ def test_verify_error_names_the_transaction_that_does_not_end(
     assert verify_request(settings.layout) is None
 
 
-def test_verify_takes_its_snapshot_again_after_it_waited_too_long_for_a_transaction(
+def test_verify_tries_again_to_take_its_snapshot_after_it_waited_too_long_for_a_transaction(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt fails because the wait was too long. Before the second attempt, a running sync may apply
-    changes again."""
+    """The first attempt to take the snapshot fails, because verify waited too long for an open transaction. Between the
+    two attempts, a running sync may apply changes."""
     tries = 0
 
     @contextmanager
@@ -121,7 +122,7 @@ def test_verify_takes_its_snapshot_again_after_it_waited_too_long_for_a_transact
         assert tries == 2
 
 
-def test_verify_names_the_transaction_it_waits_for_even_if_its_age_is_hidden(
+def test_verify_names_the_transaction_it_waits_for_even_if_the_transactions_age_is_hidden(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PostgreSQL shows a role without privileges only the ages of its own transactions and of prepared transactions."""
@@ -145,11 +146,11 @@ def test_verify_names_the_transaction_it_waits_for_even_if_its_age_is_hidden(
         assert [(one.pid, one.age) for one in waited] == [(other.info.backend_pid, None)]
 
 
-def test_verify_takes_its_snapshot_again_if_its_creation_took_too_long(
+def test_verify_takes_a_second_snapshot_if_taking_the_first_snapshot_took_too_long(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While verify takes its snapshot, a running sync applies nothing, but only for a limited time. After that, the
-    mirrors may already be above the LSN of a snapshot that came too late."""
+    """While verify takes its snapshot, a running sync applies nothing, but only for a limited time. If the snapshot is
+    ready only after this time, the mirrors may already be above the snapshot's LSN."""
     late, points = iter([True, False]), list[Lsn]()
     monkeypatch.setattr(PlacedRequest, "is_late", property(lambda request: next(late)))
 
@@ -168,7 +169,8 @@ def test_verify_takes_its_snapshot_again_if_its_creation_took_too_long(
 def test_verify_fails_if_no_mirror_reaches_the_snapshots_lsn_in_time(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lake's lock is held, as by a sync that makes no point at the snapshot's LSN."""
+    """The test holds the lake's lock, like a running sync. So verify waits for this sync to make a point at the
+    snapshot's LSN, but no such point is made."""
     monkeypatch.setattr(boundary, "POINT_SECONDS", 0.5)
     _followed(database, settings, TableState.CATCHING_UP)
     under = _boundary(settings)

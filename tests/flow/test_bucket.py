@@ -37,7 +37,7 @@ def rig(
 
 
 @pytest.mark.long
-def test_every_command_works_with_a_lake_in_an_object_store(rig: Rig) -> None:
+def test_sync_repair_snapshot_and_maintain_work_with_a_lake_in_an_object_store(rig: Rig) -> None:
     """Covers a copy, changes of each kind, a new column, a new copy with different columns, a repair, maintenance, and
     readers."""
     rig.setup()
@@ -81,8 +81,8 @@ def counted(bucket: Location, spark: SparkSession, monkeypatch: pytest.MonkeyPat
 def test_number_of_requests_to_the_object_store_is_bounded_for_a_turn_and_for_idle_time(
     counted: Faults, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts requests that cost as much as a PUT. In a turn with one changed table, the table's feed, its mirror and
-    the consistent points each get a Delta commit."""
+    """Counts only requests that cost as much as a PUT. In a turn that changes one table, the table's feed, the table's
+    mirror and the table of consistent points each get one Delta commit."""
     monkeypatch.setattr(chainlease, "RENEWED", 1.0)
     rig.setup()
     rig.sync()
@@ -114,7 +114,8 @@ def test_number_of_requests_to_the_object_store_is_bounded_for_a_turn_and_for_id
 
 
 def _costing_as_much_as_a_put(counted: Faults) -> list[str]:
-    """The recorded requests that cost as much as a PUT. Deletions are left out. Requests that depend on time and not on
-    turns are left out, too: for the lock, the counts, and the LSN up to which the log is complete."""
+    """The recorded requests that cost as much as a PUT. Deletions are left out. Requests that are sent at intervals,
+    whether or not there is a turn, are left out too: for the lock, for the counts of `pgcdc metrics` (``counts.json``),
+    and for the LSN up to which the log is complete (``extent``)."""
     return [one for one in counted.asked if one.startswith(("PUT", "LIST", "POST")) and "/lock/" not in one
             and not one.endswith(("/counts.json", "/extent")) and "?delete" not in one]  # fmt: skip

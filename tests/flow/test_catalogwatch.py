@@ -63,7 +63,8 @@ A, B = _table(1, "a"), _table(2, "b", "v")
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
-    """Tables a and b, copied at LSN 10 and up to date at LSN 20."""
+    """The work of a sync with tables a and b. Both mirrors were copied at LSN 10, and then applied changes up to LSN
+    20."""
     monkeypatch.chdir(tmp_path)
     settings = Settings(lake=tmp_path / "lake")
     identity = OWNER
@@ -111,8 +112,9 @@ def test_table_that_is_set_aside_waits_for_a_copy_after_its_catalog_entry_change
     assert work.progress[A.name].state is TableState.CATCHING_UP
 
 
-def test_large_table_with_new_files_is_copied_only_at_the_operators_request(work: Work) -> None:
-    """The tables have new relfilenodes, maybe because of a TRUNCATE that is not in the stream."""
+def test_large_table_with_a_new_relfilenode_is_copied_only_at_the_operators_request(work: Work) -> None:
+    """Tables a and b have new relfilenodes, maybe because of a TRUNCATE that is not in the stream. Only b is larger
+    than ``recopy_bytes``. So a waits for a copy, and b is set aside."""
     work.settings = work.settings.model_copy(update={"recopy_bytes": 1 << 20})
     new = marks(relfilenode=7, traceless=True)
     for _ in range(2):
@@ -125,8 +127,9 @@ def test_large_table_with_new_files_is_copied_only_at_the_operators_request(work
 
 
 def test_relfilenode_is_compared_with_the_value_at_the_last_catalog_check(work: Work) -> None:
-    """A table counts as rewritten if its relfilenode and its columns changed between the same two checks. Here a
-    TRUNCATE first changes only the relfilenode, and later a SET NOT NULL changes only the columns."""
+    """A table counts as rewritten if both its relfilenode and its columns have changed since the last check. The first
+    check finds only a new relfilenode, as after a TRUNCATE. The second check finds only changed columns, as after a SET
+    NOT NULL. Only the third check finds both changes."""
     marked = remarked(B, "1:7 2:7", relfilenode=5)
     work.progress.moved(B.name, Lsn(20), table=marked)
     _watched(work, [A, remarked(marked, relfilenode=6)])
@@ -178,7 +181,8 @@ def test_all_changes_of_a_table_are_logged_once_in_one_line(work: Work) -> None:
 
 
 def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
-    """For any other table, the progress line says that it is new in the publication or no longer in it."""
+    """Of the tables that were not renamed, ``b`` is no longer in the publication, and ``new`` is new in it. Their
+    progress lines say so."""
     observer = Lines()
     work.observer = observer
     _watched(work, [replace(A, name=TableName("public", "c")), _table(9, "new")])
@@ -197,9 +201,9 @@ def test_renamed_table_is_logged_as_renamed(work: Work) -> None:
     ],
     ids=["renamed back", "still renamed"],
 )
-def test_log_line_of_a_renamed_column_says_whether_its_mirror_changed(work: Work, now: Table, said: str) -> None:
-    """The stream showed the column's new name first. When the catalog was read, the column may have been renamed
-    back."""
+def test_log_line_of_a_renamed_column_says_whether_the_mirror_was_changed(work: Work, now: Table, said: str) -> None:
+    """The stream showed the column's new name. Before the sync reads the catalog, the column may have been renamed
+    back. Then the mirror is not changed."""
     told = Lines()
     work.observer = told
     after = successor(B, now, Lsn(20))
@@ -221,7 +225,8 @@ QUIET, T = TableName("public", "quiet"), TableName("public", "t")
 
 @dataclass
 class Run:
-    """A sync whose receiver has ended. The tables quiet and t are copied, and have applied the whole log."""
+    """A sync whose receiver has ended. The mirrors of the tables quiet and t are copied, and have applied the whole
+    log."""
 
     sync: Sync
     work: Work
@@ -293,9 +298,9 @@ def test_no_point_lists_a_table_after_ddl_that_requires_a_new_copy(run: Run, don
 
 
 @pytest.mark.parametrize("done", ["ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO w"])
-def test_column_change_that_the_mirror_follows_removes_the_table_only_from_later_points(run: Run, done: str) -> None:
-    """The point before the change lists the table. A second point at the same LSN must list it too. Only points at
-    higher LSNs leave it out."""
+def test_table_whose_columns_change_is_left_out_only_of_points_at_higher_lsns(run: Run, done: str) -> None:
+    """The mirror gets these changes of columns without a new copy. The point that was made before the change lists the
+    table. A second point at the same LSN must list the table too. Only points at higher LSNs leave the table out."""
     assert run.listed() == {QUIET, T}
     version = run.work.progress[T].version
     run.user.execute(done.encode())
@@ -332,9 +337,9 @@ def test_table_renamed_back_is_not_listed_at_lsns_where_it_had_another_name(run:
     assert run.work.progress[QUIET].state.readable, "changes of the table are still applied"
 
 
-def test_table_that_was_a_partition_between_two_checks_is_not_listed_at_that_time(run: Run) -> None:
-    """The catalog shows only the present. It does not show whether the table was already a partition at the last LSN in
-    the log, or became a partition later."""
+def test_table_that_was_a_partition_between_two_checks_is_listed_only_from_the_second_check(run: Run) -> None:
+    """The second check shows only that catalog rows of quiet have changed since the first check. So quiet may have been
+    a partition of any table, and no table is listed below the LSN of the second check."""
     points, catalog = run.work.progress.points, run.sync._catalog
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     assert run.listed() == {QUIET, T}
@@ -362,9 +367,9 @@ def test_table_that_was_a_partition_before_the_first_check_is_listed_only_from_t
         assert run.work.progress[name].shown(run.sync._catalog.seen_at)
 
 
-def test_copy_of_a_table_that_then_was_a_partition_is_listed_only_from_a_later_check(run: Run) -> None:
-    """The copy's snapshot was taken before the ATTACH. The copy completes after a catalog check that took place after
-    the DETACH."""
+def test_table_that_was_a_partition_during_its_copy_is_listed_only_from_a_later_check(run: Run) -> None:
+    """The copy's snapshot was taken before the ATTACH. After the DETACH, there was first a catalog check, and then the
+    copy completed."""
     at_the_snapshot, at = run.work.progress[QUIET].table, run.work.log.position()
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     run.user.execute("ALTER TABLE r ATTACH PARTITION quiet FOR VALUES FROM (0) TO (10)")
@@ -377,8 +382,8 @@ def test_copy_of_a_table_that_then_was_a_partition_is_listed_only_from_a_later_c
 
 
 def test_old_versions_of_a_table_are_not_deleted_during_its_copy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No version names the files of a copy in progress yet, so they would be deleted together with old versions. After
-    the copy, old versions are kept until a point lists the table."""
+    """While a copy is in progress, no Delta version refers to the files that the copy has written. So these files would
+    be deleted together with the old versions. After the copy, old versions are kept until a point lists the table."""
     monkeypatch.setattr(maintenance, "THIN_AFTER_VERSIONS", 2)
     assert run.listed() == {QUIET, T}
     progress, due = run.work.progress, Thinning(run.work)

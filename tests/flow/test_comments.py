@@ -69,7 +69,7 @@ def _version(rig: Rig, name: TableName = T) -> int:
 
 
 def _no_gap(rig: Rig) -> None:
-    """Check that each point since the first copy lists all tables, and that nothing was copied again."""
+    """Checks that each point lists t and u, and that neither table was copied again after its first copy."""
     assert all({T, U} <= point.tables.keys() for point in ConsistentPoints(rig.settings.layout).all())
     assert len(rig.observer.copies) == 2
     assert not rig.observer.structures
@@ -149,9 +149,11 @@ def _drawn(rig: Rig) -> tuple[Table, dg.AssetSpec]:
 
 
 @pytest.mark.long
-def test_comments_are_updated_after_each_catalog_check(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comments are not written while applying is paused. If a sync died after it had written comments to a
-    mirror, the next sync does not write them again. Dagster shows comments. A renamed table keeps its comments."""
+def test_changed_comments_are_written_once_to_the_mirror_and_shown_in_dagster(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync that only receives writes no comments. If a sync died after it had written comments to a mirror, the next
+    sync does not write the same comments again. A renamed table keeps its comments."""
 
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

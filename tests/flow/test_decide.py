@@ -192,7 +192,7 @@ def test_lsn_range_ends_min_seconds_after_its_first_transaction() -> None:
     assert gathered.due
 
 
-def test_wal_without_transactions_starts_no_lsn_range_and_is_part_of_the_next() -> None:
+def test_wal_without_transactions_starts_no_lsn_range_but_is_part_of_the_next_range() -> None:
     clock = Clock()
     gathered = open_range(clock)
     gathered.add([batch(100, 150, 0, 0)], [], {})
@@ -212,7 +212,7 @@ def test_counts_of_two_turns_of_a_table_are_added() -> None:
     assert summed(left, right) == TableTurn(ORDERS, Lsn(2), 5, 11, 22, 33, {"insert": 3, "delete": 1}, 1.5, 1.5)
 
 
-def test_a_turn_applies_whole_batches_until_they_reach_the_size_of_a_turn() -> None:
+def test_a_turn_applies_whole_batches_until_their_bytes_reach_the_limit_of_a_turn() -> None:
     batches = [batch(0, 1), batch(1, 2), batch(2, 3)]
     assert up_to(batches, 1) == batches[:1]
     assert up_to(batches, 20) == batches[:2]
@@ -231,7 +231,7 @@ UNKNOWN_LEAF = 200
 
 @dataclass
 class Progress:
-    """Replaces :class:`TablesProgress`. It has only the parts that a turn uses in this test."""
+    """A stand-in for :class:`TablesProgress`, with only the parts that a turn uses in this test."""
 
     records: dict[TableName, TableRecord]
     router: Router = field(default_factory=lambda: Router.of([ROOT]))
@@ -256,7 +256,7 @@ def batch_of(start: int, end: int, *leaves: int) -> BatchSummary:
     [(1, True), (2, True), (None, False)],
     ids=["rows in the turn's batch", "rows in a later batch", "no such rows"],
 )
-def test_a_table_waits_for_a_catalog_check_if_its_batches_have_rows_of_an_unknown_partition(
+def test_a_table_waits_for_a_catalog_check_if_the_log_has_rows_of_an_unknown_partition(
     stray_batch: int | None, held: bool
 ) -> None:
     """Such rows, even in a batch above the turn's end, show that a partition was attached. The partition may have been

@@ -104,6 +104,6 @@ def test_invalid_byte_sets_only_its_table_aside_and_the_slot_still_advances(
 
 
 def _bad(rig: Rig, statement: str) -> None:
-    """Run a statement with the byte 0x81, which is no character of WIN1252, but which a server with this encoding
-    accepts."""
+    """Runs a statement with the byte 0x81. This byte is no character of WIN1252, but a server with this encoding
+    accepts it."""
     rig.conn.execute(statement.encode("latin-1"))

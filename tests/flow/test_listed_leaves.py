@@ -34,15 +34,16 @@ _REASON = (
 
 @pytest.fixture
 def rig(rig: Rig) -> Rig:
-    """A project whose regular catalog checks are rare. Before a point, the catalog is checked only if it has
-    changed."""
+    """A project with a long interval between the regular catalog checks of a sync. Before a point, the sync checks the
+    catalog only if the catalog has changed since the last check."""
     rig.commit(*_MAKE)
     return rig.started(batch_seconds=0.1, range_seconds=600)
 
 
 def _days(rig: Rig) -> list[tuple[int, int]]:
-    """Two counts for each point that lists table k: the rows of day 2 in the mirror, and the rows of day 2 that the
-    source had at this LSN."""
+    """Returns two counts for each point that lists table k: the rows of day 2 in the mirror of k, and the rows of day 2
+    that the source had at this LSN. The second count comes from the mirror of t: a transaction that adds or deletes
+    rows of day 2 adds or deletes as many rows of t."""
     lake, found = Lake(rig.lake), []
     for point in ConsistentPoints(rig.settings.layout).all():
         at = lake.at(point.replay_lsn)
@@ -52,7 +53,8 @@ def _days(rig: Rig) -> list[tuple[int, int]]:
 
 
 def test_no_point_lacks_the_rows_of_a_new_partition(rig: Rig) -> None:
-    """Each transaction also writes a row of ``t``. A point has the transaction if its mirror of ``t`` has this row."""
+    """Each transaction that writes a row of the new partition also writes a row of ``t``. A point contains the
+    transaction if the mirror of ``t`` has this row at the point."""
     with following(rig):
         wait_for(rig.streaming, what="the stream")
         rig.commit(_NEW, _FULL, _ROW, "INSERT INTO t VALUES (1001)")
@@ -67,7 +69,7 @@ def test_no_point_lacks_the_rows_of_a_new_partition(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_new_partition_without_a_replica_identity_sets_its_table_aside(rig: Rig) -> None:
-    """The partition is not published, because its UPDATEs would then fail."""
+    """The sync does not publish the partition, because UPDATEs of a published table without a replica identity fail."""
     rig.commit(_NEW, _ROW, "UPDATE t SET v = 'a' WHERE id = 1")
     report = rig.sync()
     assert report.set_aside == [(K, _REASON)]
@@ -81,8 +83,9 @@ def test_new_partition_without_a_replica_identity_sets_its_table_aside(rig: Rig)
 
 
 @pytest.mark.long
-def test_locked_new_partition_sets_its_table_aside_until_it_is_unlocked(rig: Rig, database: Database) -> None:
-    """The partition has the lock that CREATE INDEX CONCURRENTLY takes. The sync does not wait until it is released."""
+def test_locked_new_partition_sets_its_table_aside_until_the_lock_is_released(rig: Rig, database: Database) -> None:
+    """Another session holds the lock on the partition that CREATE INDEX CONCURRENTLY takes. The sync does not wait for
+    the release of this lock."""
     rig.commit(_NEW, _FULL, _ROW)
     with database.connect() as other:
         with other.transaction():

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 
 
 def counts(report: MaintenanceReport) -> int:
-    """What the maintenance deleted or merged, added up."""
+    """Adds up the files and points that were deleted or merged, and the tables whose mirrors were compacted."""
     return report.log_files + report.feed_files + report.points + report.deleted_files + len(report.optimized)
 
 

@@ -65,7 +65,8 @@ def contents(rows: pa.Table) -> list[str]:
 
 
 def check_points(rig: Rig) -> None:
-    """Checks that at each point, the messages are exactly the messages of the orders in the mirror."""
+    """Checks that each point with messages has one message for each order in the mirror, and no message of another
+    order."""
     lake = Lake(rig.lake)
     seen = 0
     for point in ConsistentPoints(rig.settings.layout).all():
@@ -152,7 +153,7 @@ def test_failed_feed_of_logical_messages_delays_no_table(rig: Rig, monkeypatch: 
 
 
 @pytest.mark.long
-def test_maintenance_merges_message_files_and_keeps_batches_until_the_feed_has_them(
+def test_maintenance_merges_message_files_and_keeps_batches_whose_messages_the_feed_lacks(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_table, "FEWEST_MERGED", 2)
@@ -170,7 +171,7 @@ def test_maintenance_merges_message_files_and_keeps_batches_until_the_feed_has_t
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["feed", "point"])
-def test_no_message_is_lost_or_repeated_after_a_run_died_before_its_point(
+def test_no_message_is_lost_or_repeated_after_a_run_died_before_it_published_a_point(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def dies(*_: Any, **__: Any) -> Any:

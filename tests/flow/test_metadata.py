@@ -45,7 +45,7 @@ def read(rig: Rig, by: str, name: TableName) -> pa.Table:
 
 
 def assert_read(rig: Rig) -> None:
-    """Checks that Lake and Spark read the same rows, and that the newest versions equal the source."""
+    """Checks that at the newest point, Lake and Spark both read exactly the rows of the source."""
     for name in (T, U):
         columns, expected = source_rows(rig.conn, name.schema, name.name)
         for by in ("files", "Spark"):
@@ -65,7 +65,8 @@ def follow_all(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_metadata_change_keeps_files_and_later_changes_of_every_kind_are_applied(rig: Rig) -> None:
-    """An unchanged TOAST value that was not sent is found in older files, which have the column's old physical name."""
+    """The source does not send unchanged TOAST values. The sync finds them in older files, which were written when the
+    column still had its old name."""
     before = {name: {file.path for file in newest(rig, name).files} for name in (T, U)}
     earlier = Lake(rig.lake).at().lsn
     copies = len(rig.observer.copies)
@@ -91,7 +92,7 @@ def test_metadata_change_keeps_files_and_later_changes_of_every_kind_are_applied
         rig.commit(f"UPDATE u{now} SET v = v + 1e9 WHERE a < 5", f"UPDATE t{now} SET w = w || 'x' WHERE id < 5")
         rig.sync()
     assert_read(rig)
-    # With ``rewrite`` again, a schema change rewrites all files.
+    # After ``schema_changes`` was set to ``rewrite``, a schema change rewrites all files of the mirror.
     rig.settings = rig.settings.model_copy(update={"schema_changes": "rewrite"})
     before = {name: {file.path for file in newest(rig, name).files} for name in (T, U)}
     rig.commit("ALTER TABLE t RENAME w TO x", "ALTER TABLE u ALTER v TYPE numeric(14,2)", "UPDATE t SET v = id::text")
@@ -105,7 +106,8 @@ def test_metadata_change_keeps_files_and_later_changes_of_every_kind_are_applied
 def test_maintenance_works_on_files_from_before_and_after_a_metadata_change(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files from before and after the change are merged, a checkpoint replaces commits, unneeded files are deleted."""
+    """The test first makes a Delta checkpoint of each mirror, and reads the mirrors. Then maintenance merges files from
+    before and after the change, and deletes unneeded files."""
     monkeypatch.setattr(retention, "GRACE", timedelta(0))
     monkeypatch.setattr(compaction, "MOST_SMALL", 1)
     follow_all(rig)
@@ -133,7 +135,7 @@ def test_maintenance_works_on_files_from_before_and_after_a_metadata_change(
 
 @pytest.mark.long
 def test_repair_rewrite_and_copy_work_after_a_metadata_change(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this test, small files are also merged after each turn."""
+    """In this test, the sync also merges the small files of a mirror after each turn."""
     monkeypatch.setattr(DeltaTarget, "compaction", Compaction(look_every=1, most_small=1))
     start = rig.flush()
     rig.commit("UPDATE t SET v = 'before' WHERE id < 5", "UPDATE u SET v = 2 WHERE a < 5")

@@ -1,4 +1,4 @@
-"""The counts that syncs keep in a file of the lake for `pgcdc metrics`, and the trace spans that they send."""
+"""The counts that syncs keep in a file of the lake for `pgcdc metrics`, and the trace spans that syncs send."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ NOW = datetime.now(UTC)
 
 @dataclass
 class Log:
-    """A log whose batches became durable two seconds after their first commit."""
+    """A stand-in for the log. Each batch became durable two seconds after its first commit. For the batches in
+    ``merged`` (given by their end LSNs), this time is unknown, because their files were merged."""
 
     merged: set[int] = field(default_factory=set)
 
@@ -87,7 +88,7 @@ def test_a_run_adds_to_the_counts_of_earlier_runs_and_counts_no_batch_again(layo
     assert found.upto == Lsn(40)
 
 
-def test_time_until_readable_is_measured_when_a_point_contains_the_batch(layout: Layout) -> None:
+def test_time_until_a_batch_is_readable_is_measured_when_a_point_contains_the_batch(layout: Layout) -> None:
     found = meter_of(layout)
     found.took([batch(20)], {})
     assert sum(found.counts.readable.counts) == 0
@@ -100,13 +101,13 @@ def test_time_until_readable_is_measured_when_a_point_contains_the_batch(layout:
     assert sum(found.counts.readable.counts) == 1, "batches that change no mirror need no point"
 
 
-def test_time_until_durable_is_not_measured_for_a_batch_whose_files_were_merged(layout: Layout) -> None:
+def test_time_until_a_batch_is_durable_is_not_measured_if_its_files_were_merged(layout: Layout) -> None:
     found = meter_of(layout, Log(merged={20}))
     found.took([batch(20), batch(30)], {})
     assert sum(found.counts.durable.counts) == 1
 
 
-def test_counts_are_written_every_ten_seconds_or_every_minute_if_nothing_was_counted(
+def test_counts_are_written_every_ten_seconds_but_only_every_minute_if_nothing_was_counted(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 0.0, 30.0, 60.0, 60.0, 69.0, 70.0, 70.0, 70.0])

@@ -35,7 +35,7 @@ def scraped(metrics: Metrics) -> Samples:
 
 
 @pytest.mark.long
-def test_metrics_show_a_running_sync_and_the_lag_after_it_has_ended(rig: Rig) -> None:
+def test_metrics_show_a_running_sync_and_the_lag_after_the_sync_has_ended(rig: Rig) -> None:
     assert WRITE_SECONDS < 15, "the counts are written more often than Prometheus scrapes"
     rig.setup()
     rig.sync()
@@ -57,7 +57,8 @@ def test_metrics_show_a_running_sync_and_the_lag_after_it_has_ended(rig: Rig) ->
         assert found["pgcdc_receiver_resident_bytes", ()] > 10 << 20
         assert found["pgcdc_point_lsn_bytes", ()] <= found["pgcdc_received_lsn_bytes", ()]
         wait_for(lambda: scraped(metrics)["pgcdc_ready", ()] == 1, what="readiness")
-        # This transaction leaves no changed row. It needs a point nevertheless, or the metrics would show a lag.
+        # This transaction deletes the row that it inserted, so it changes no mirror. A point above the transaction is
+        # made nevertheless. Otherwise the metrics would show a lag.
         rig.commit("INSERT INTO t VALUES (3000, 'x', NULL)", "DELETE FROM t WHERE id = 3000")
         wait_for(lambda: scraped(metrics)["pgcdc_transactions_total", ()] == 2, what="the counts")
         wait_for(lambda: scraped(metrics)["pgcdc_lag_seconds", ("publish",)] == 0, what="no lag")
@@ -77,11 +78,12 @@ def test_metrics_show_a_running_sync_and_the_lag_after_it_has_ended(rig: Rig) ->
     keep_proofs(rig.settings.layout, [TableReport(T, lsn=goal)])
 
     def received() -> bool:
-        # The server writes WAL of its own at any time, and only a sync records that the log has passed it.
+        # The server may write WAL by itself at any time. The log passes this WAL only in a sync, so each attempt
+        # runs a sync.
         rig.sync(receive_only=True)
         return scraped(metrics)["pgcdc_lag_bytes", ("receive",)] == 0
 
-    # The change is in the log now, but not in the mirror, so readers cannot see it yet.
+    # After these syncs, the change is in the log, but not in the mirror. So readers cannot see the change yet.
     wait_for(received, what="the log")
     found = scraped(metrics)
     assert found["pgcdc_table_lag_seconds", ("public.t",)] > 0.5

@@ -82,7 +82,7 @@ def test_sync_ends_with_an_error_if_its_first_try_to_reach_the_source_fails(boun
         Scripted([error]).sync(bounds)
 
 
-def test_bounded_sync_repeats_copies_and_exits_with_3_if_a_table_is_still_not_copied() -> None:
+def test_sync_not_in_follow_mode_repeats_copies_and_exits_with_3_if_a_table_stays_uncopied() -> None:
     behind = replace(RAN, left=[(TableName("public", "t"), "was rewritten")])
     engine = Scripted([behind] * (COPY_ROUNDS + 1))
     report = engine.sync(Bounds())
@@ -116,14 +116,16 @@ def test_a_limit_reached_during_an_outage_ends_the_sync_with_the_outages_error(
         Scripted([LOST]).sync(bounds)
 
 
-def test_stop_during_an_outage_ends_the_run_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_during_an_outage_ends_the_sync_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "FIRST_PAUSE", 600.0)
     bounds = Bounds(follow=True)
     threading.Timer(0.1, bounds.stop.set).start()
     assert Scripted([LOST]).sync(bounds).transactions == 1
 
 
-def test_a_queued_dagster_run_ends_a_sync_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queued_dagster_run_ends_a_sync_during_an_outage_with_the_outages_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(stream, "FIRST_PAUSE", 600.0)
     bounds = Bounds(follow=True)
     threading.Timer(0.1, bounds.give_way.set).start()

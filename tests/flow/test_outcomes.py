@@ -84,7 +84,8 @@ def engine(settings: Settings, command: str = "sync") -> Engine:
 def operation(
     settings: Settings, kind: OperationKind = OperationKind.SYNC, command: str = "sync"
 ) -> Iterator[Operation]:
-    """Record an operation as the engine does. The block is the operation's work."""
+    """Records the outcome of an operation, as the engine does. The code in the ``with`` block is the operation's
+    work."""
     with lake_lock(settings.layout, command), recorded(settings.layout, kind, command, print) as operation:
         yield operation
 
@@ -157,7 +158,8 @@ def test_killed_sync_is_still_reported_after_maintenance_has_succeeded(settings:
     assert len(reported(settings, "sync")[1]) == 1
 
 
-def test_operation_that_was_locked_out_or_misused_or_stopped_is_not_recorded_as_failed(settings: Settings) -> None:
+def test_operation_that_was_refused_or_stopped_is_not_recorded_as_failed(settings: Settings) -> None:
+    """An operation is refused if another process holds the lake's lock, or if its arguments are wrong."""
     with lake_lock(settings.layout, "follow"), pytest.raises(LockHeld):
         engine(settings).sync(Bounds())
     with pytest.raises(PgcdcError):
@@ -171,7 +173,7 @@ def test_operation_that_was_locked_out_or_misused_or_stopped_is_not_recorded_as_
     assert [(outcome.succeeded, outcome.failed, outcome.under_way) for outcome in last.values()] == [(None,) * 3] * 2
 
 
-def test_maintenance_error_of_a_mirror_is_reported(settings: Settings) -> None:
+def test_maintenance_errors_of_mirrors_are_reported_as_one_warning(settings: Settings) -> None:
     with operation(settings, OperationKind.MAINTENANCE, "maintain") as done:
         done.failures += [LakeError("cannot be read", thing="public.t", do="restore it"), LakeError("b")]
     found, (problem,) = reported(settings, "maintenance")
@@ -180,7 +182,7 @@ def test_maintenance_error_of_a_mirror_is_reported(settings: Settings) -> None:
     assert all(problem.severity == "warning" for problem in found.problems if problem.thing.startswith("last"))
 
 
-def test_failed_repair_is_no_longer_reported_after_a_new_copy(settings: Settings) -> None:
+def test_failed_repair_is_no_longer_reported_after_its_table_was_copied_again(settings: Settings) -> None:
     with pytest.raises(NotRepairable), operation(settings, OperationKind.REPAIR, "repair public.t"):
         raise NotRepairable("lies before the log", thing="public.t", lsn=Lsn(0x20), do="copy it anew")
     assert "at LSN 0/20" in reported(settings, "repair")[1][0].what
@@ -190,7 +192,8 @@ def test_failed_repair_is_no_longer_reported_after_a_new_copy(settings: Settings
         assert len(reported(settings, "repair")[1]) == left
 
 
-def test_unexpected_error_is_reported_only_by_its_class(settings: Settings) -> None:
+def test_only_the_class_of_an_unexpected_error_is_reported(settings: Settings) -> None:
+    """The message of an unexpected error may contain a password, so it is not stored."""
     with pytest.raises(ZeroDivisionError), operation(settings, OperationKind.SYNC, "sync"):
         raise ZeroDivisionError("hunter2")
     (problem,) = reported(settings, "sync")[1]
@@ -239,7 +242,7 @@ def layout(tmp_path: Path) -> Layout:
     return Layout.of(tmp_path / "lake")
 
 
-def test_lock_names_its_holder_while_it_is_held(layout: Layout) -> None:
+def test_lakes_lock_names_the_process_and_command_that_hold_it(layout: Layout) -> None:
     assert holder(layout) is None
     with lake_lock(layout, "sync"):
         assert holder(layout) == LockHolder(os.getpid(), "sync")
@@ -248,7 +251,7 @@ def test_lock_names_its_holder_while_it_is_held(layout: Layout) -> None:
     assert holder(layout) is None
 
 
-def test_lock_is_free_after_its_holder_was_killed(layout: Layout) -> None:
+def test_lakes_lock_is_free_after_the_process_that_held_it_was_killed(layout: Layout) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD_LOCK, str(layout.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -262,7 +265,7 @@ def test_lock_is_free_after_its_holder_was_killed(layout: Layout) -> None:
         pass
 
 
-def test_lock_of_a_lake_that_cannot_be_written_raises_a_machine_error(tmp_path: Path) -> None:
+def test_locking_a_lake_that_cannot_be_written_raises_a_machine_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot be written"), lake_lock(Layout.of(tmp_path / "file"), "sync"):
         pass
@@ -279,7 +282,9 @@ def test_verify_request_can_be_placed_before_its_lsn_is_known(layout: Layout) ->
     assert verify_request(layout) is None
 
 
-def test_verify_request_is_valid_for_a_limited_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_request_without_an_lsn_is_valid_for_a_limited_time(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(requests_module, "UNNAMED_SECONDS", 0.2)
     requests = VerifyRequests(layout)
     with place_verify_request(layout) as request:
@@ -297,7 +302,7 @@ def test_verify_request_is_valid_for_a_limited_time(layout: Layout, monkeypatch:
 
 @contextmanager
 def _locked_by_a_stranger(place: Location, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Locks the file and writes nothing into it, as a backup program may do."""
+    """Locks the lock file ``place`` and writes nothing into it, as a backup program may do."""
     path = path_of(place)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -312,7 +317,7 @@ def test_verify_request_with_unreadable_text_counts_as_a_request_without_an_lsn(
         assert verify_request(layout) == VerifyRequest(None)
 
 
-def test_lock_taken_by_a_backup_program_is_reported_and_delays_turns_only_briefly(
+def test_lock_file_locked_by_a_backup_program_is_reported_and_delays_turns_only_briefly(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests_module, "UNNAMED_SECONDS", 0.2)
@@ -405,7 +410,7 @@ def test_command_is_refused_at_once_while_another_command_holds_the_lakes_lock(l
         pass
 
 
-def test_sync_that_gave_way_continues_when_no_command_waits_for_the_lakes_lock_or_holds_it(layout: Layout) -> None:
+def test_sync_that_gave_way_to_a_command_continues_when_the_lakes_lock_is_free_again(layout: Layout) -> None:
     stop = threading.Event()
     assert free_again(layout, stop)
     with lake_lock(layout, "maintain"):

@@ -73,7 +73,7 @@ def _verified(rig: Rig) -> TableReport:
 @pytest.mark.parametrize(
     "published", ["by setup", "FOR TABLE p, t", "FOR TABLE p, t WITH (publish_via_partition_root)"]
 )
-def test_every_command_leaves_out_and_names_partitions_that_are_not_decoded(rig: Rig, published: str) -> None:
+def test_every_command_leaves_out_partitions_that_are_not_decoded_and_names_them(rig: Rig, published: str) -> None:
     rig.commit(*MAKE)
     if published != "by setup":
         rig.conn.execute(f"CREATE PUBLICATION {rig.settings.publication} {published}".encode())
@@ -124,7 +124,7 @@ def test_truncate_that_is_not_published_causes_a_copy(rig: Rig) -> None:
     ]
 
 
-def test_setup_lets_a_table_that_lost_all_partitions_continue_as_status_advises(rig: Rig) -> None:
+def test_table_that_lost_its_partitions_continues_after_the_setup_that_status_advises(rig: Rig) -> None:
     assert rig.settings.source is not None
     rig.commit(
         "CREATE TABLE p (id int, v text) PARTITION BY LIST (id)", "ALTER TABLE p REPLICA IDENTITY FULL",

@@ -50,7 +50,8 @@ def progress(tmp_path: Path) -> TablesProgress:
 def both_published(
     layout: Layout, catalog: Catalog, lsn: Lsn, mirror: Callable[[Layout, Table], None] = copied_at_10_applied_to_20
 ) -> TablesProgress:
-    """The progress of a sync that copied A and B at LSN 10, and published a point with both at ``lsn``."""
+    """The progress of a sync that copied tables A and B at LSN 10, and published a point at ``lsn`` that lists both
+    tables."""
     for table in (A, B):
         mirror(layout, table)
     progress = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
@@ -82,12 +83,13 @@ def test_point_lists_only_tables_that_have_reached_its_lsn(progress: TablesProgr
     assert _listed(progress) == {"a", "b"}
     newest = progress.points.newest()
     assert newest is not None
-    # ``positions`` has the LSN in each mirror's Delta log. The listed version 1 of B is its copy at LSN 10.
+    # ``positions`` has the LSN that the Delta log records for each listed version. For B, the point lists version 1,
+    # which is the copy at LSN 10.
     assert newest.positions == {A.name: 20, B.name: 10}
     assert progress[C.name].state is TableState.COPYING
 
 
-def test_table_that_is_set_aside_is_no_longer_listed(progress: TablesProgress) -> None:
+def test_table_that_is_set_aside_or_waits_for_a_copy_is_not_listed_in_a_point(progress: TablesProgress) -> None:
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 1)
@@ -123,8 +125,8 @@ def test_table_is_not_listed_below_the_lsn_of_its_new_structure(progress: Tables
 
 
 def test_second_point_at_the_same_lsn_lists_the_same_versions(progress: TablesProgress) -> None:
-    """The second point still lists a table whose structure is about to change. It no longer lists the table if the
-    table must be copied again."""
+    """The second point still lists a table whose structure is about to change. A third point at this LSN no longer
+    lists the table, because the table must be copied again."""
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
@@ -194,7 +196,7 @@ def test_copy_at_an_lsn_below_the_newest_point_publishes_no_lower_point(progress
     assert _listed(progress) == {"a", "b", "c"}
 
 
-def test_table_renamed_back_is_listed_from_the_lsn_where_the_catalog_showed_its_name(tmp_path: Path) -> None:
+def test_table_renamed_back_is_listed_from_the_lsn_where_the_catalog_showed_its_old_name_again(tmp_path: Path) -> None:
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     assert first.gone({A.name}) == [B.name]
@@ -217,8 +219,8 @@ def test_table_renamed_back_is_listed_from_the_lsn_where_the_catalog_showed_its_
             assert _listed(progress) == {"a", "b"}
 
 
-def test_renamed_table_is_listed_from_the_lsn_where_the_catalog_showed_its_name(tmp_path: Path) -> None:
-    """The sync that recorded the new name may have been killed before it published a point."""
+def test_renamed_table_is_listed_from_the_lsn_where_the_catalog_showed_its_new_name(tmp_path: Path) -> None:
+    """In this test, the sync that recorded the new name was killed before it published a point."""
     layout = Layout.of(tmp_path)
     first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20))
     renamed = replace(B, name=TableName("public", "z"))
@@ -236,7 +238,7 @@ def test_renamed_table_is_listed_from_the_lsn_where_the_catalog_showed_its_name(
         second.listed_from(Lsn(23))
 
 
-def test_second_point_at_an_lsn_still_lists_a_table_whose_mirror_waits_for_its_rename(tmp_path: Path) -> None:
+def test_second_point_at_an_lsn_still_lists_a_table_whose_mirror_is_not_renamed_yet(tmp_path: Path) -> None:
     layout = Layout.of(tmp_path)
     before = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(20)).points.newest()
     assert before is not None
@@ -277,7 +279,8 @@ def test_table_that_is_set_aside_stays_set_aside_after_a_rename(tmp_path: Path) 
 
 
 def test_table_whose_mirror_has_rows_of_another_table_is_copied_again(tmp_path: Path) -> None:
-    """The folder of A's mirror has the rows of table B, although the stored states do not say so."""
+    """The mirror of B was moved to the folder of A's mirror. The stored states of the tables do not show this, because
+    they are from before the move."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     first = both_published(layout, catalog, Lsn(20))
     delta_target(layout, OWNER).rename(B.name, replace(B, name=A.name), first[B.name].version, Lsn(20))
@@ -287,8 +290,8 @@ def test_table_whose_mirror_has_rows_of_another_table_is_copied_again(tmp_path: 
 
 
 def test_a_table_that_was_never_in_a_point_enters_a_point_at_its_mirrors_lsn(tmp_path: Path) -> None:
-    """The table was always in the catalog under its name, so a point may list it at this LSN. It should not wait for a
-    higher LSN, because a later sync that is not in follow mode may reach none."""
+    """The table had the same name at all LSNs, so a point may list the table at its mirror's LSN. The table should not
+    wait for a point at a higher LSN, because a later sync that is not in follow mode may reach no higher LSN."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     for table in (A, B):
         copied_at_10_applied_to_20(layout, table)
@@ -322,8 +325,9 @@ def test_table_renamed_back_is_not_listed_at_the_newest_point(tmp_path: Path) ->
 
 
 def test_unreadable_mirror_delays_no_other_table(tmp_path: Path) -> None:
-    """A commit file of a version that a point lists is damaged. It was synced to disk before, so no power cut explains
-    this, and pgcdc does not remove the version. The reason names the file."""
+    """The commit file of a version that a point lists is damaged. Such a file was synced to disk before the point was
+    published. So no power cut can have damaged the file, and pgcdc does not remove the version. The reason that is
+    reported for the table names the file."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(20))
     torn = layout.mirror(A.name) / "_delta_log" / f"{2:020}.json"
@@ -376,8 +380,8 @@ def test_rows_changed_by_another_writer_are_reported_until_a_new_copy(tmp_path: 
 def test_table_below_the_start_of_the_log_is_copied_again(
     tmp_path: Path, began: int, start: int, state: TableState
 ) -> None:
-    """The table was copied at LSN 10 and is at LSN 20. It can continue if the log existed at its copy, and still has
-    all changes above LSN 20."""
+    """The table was copied at LSN 10 and is at LSN 20. It can continue without a copy only if the log already existed
+    at LSN 10 (``began``) and still has all changes above LSN 20 (``start``)."""
     layout = Layout.of(tmp_path)
     copied_at_10_applied_to_20(layout, A)
     TableStates(layout).set(A, TableState.CATCHING_UP, Lsn(10))
@@ -399,8 +403,9 @@ def test_no_point_is_above_the_log(progress: TablesProgress) -> None:
 
 
 def test_table_with_new_columns_is_not_listed_before_its_mirror_has_them(progress: TablesProgress) -> None:
-    """Row messages may contain the columns even before the mirror has reached the LSN at which the catalog first
-    showed them."""
+    """Row messages may contain the new columns even below the LSN at which a catalog check first showed the columns. So
+    no point lists the table until its mirror has the columns. Another catalog check is needed when the mirror has
+    reached this LSN."""
     progress.copying([A, B, C], Lsn(10))
     for table in (A, B, C):
         progress.copied(table, Lsn(10), 2)
@@ -424,8 +429,8 @@ def test_table_with_new_columns_is_not_listed_before_its_mirror_has_them(progres
 
 
 class Reached:
-    """An empty set of tables. A lookup in it runs ``done`` in a thread, and waits at most 0.5 s for the thread's
-    end."""
+    """An empty set of tables. The first ``in`` test starts a thread that runs ``done``, and waits at most 0.5 s for the
+    thread's end."""
 
     def __init__(self, done: Callable[[], None]) -> None:
         self.thread = Thread(target=done)
@@ -445,8 +450,8 @@ def test_catalog_check_keeps_the_state_of_a_copy_that_starts_during_the_check(pr
 
 
 def test_a_table_is_unchanged_since_the_lsn_in_its_mirrors_delta_log(tmp_path: Path) -> None:
-    """A later run takes this LSN from the Delta log, and not the higher LSN of the newest point. The point is higher
-    only because other tables have changed."""
+    """A later run takes this LSN from the Delta log of the mirror. It does not take the higher LSN of the newest point,
+    because that point is higher only because other tables have changed."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
     both_published(layout, catalog, Lsn(30))
     progress = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))

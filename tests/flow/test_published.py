@@ -49,7 +49,7 @@ def test_new_table_is_published_and_copied(rig: Rig) -> None:
 
 
 @pytest.mark.long
-def test_locked_new_table_is_published_later(rig: Rig, database: Database) -> None:
+def test_locked_new_table_is_published_after_its_lock_was_released(rig: Rig, database: Database) -> None:
     rig.commit("CREATE TABLE new (id int PRIMARY KEY)")
     with database.connect() as other, database.connect() as conn:
         pair = OwnPair.of(conn, rig.settings)

@@ -153,7 +153,8 @@ def rows(rig: Rig) -> list[Any]:
 
 @pytest.fixture
 def changed(rig: Rig) -> tuple[Rig, Lake, list[Any]]:
-    """A project whose tables changed once since its first point, and the rows at that point."""
+    """A project whose tables have changed since its first point, the project's lake, and the tables' rows at the first
+    point."""
     rig.conn.execute(MAKE.encode())
     rig.started(tables=(TABLE, "public.bag"))
     before = rows(rig)
@@ -164,7 +165,8 @@ def changed(rig: Rig) -> tuple[Rig, Lake, list[Any]]:
 
 
 def test_undo_takes_the_source_back_to_a_point(changed: tuple[Rig, Lake, list[Any]]) -> None:
-    """The SQL works in a session with unusual settings, such as an empty search_path. Running it twice is refused."""
+    """The SQL of the undo works in a session with unusual settings, such as an empty search_path. The SQL changes
+    nothing and raises an error if it is run a second time, or if a row was changed again."""
     rig, lake, before = changed
     first = lake._points.oldest()
     statements = [lake.undo(table, first) for table in (TABLE, "public.bag")]
@@ -202,7 +204,7 @@ def test_undo_can_be_limited_to_one_transaction_or_one_row(changed: tuple[Rig, L
 
 
 @pytest.mark.long
-def test_undo_does_not_restore_a_deleted_row_of_a_table_with_unpublished_columns(rig: Rig) -> None:
+def test_undo_of_a_delete_is_refused_if_the_table_got_a_new_column_after_the_delete(rig: Rig) -> None:
     rig.started()
     lake = Lake(rig.lake)
     first = lake.at()

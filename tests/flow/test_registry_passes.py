@@ -183,7 +183,8 @@ def test_point_does_not_wait_for_a_catalog_that_hangs(run: Run, catalog: Catalog
     wait_for(lambda: catalog.calls, what="the first request")
     points.after_point()
     assert catalog.calls == ["put public.t"]
-    # A run that ends with an error does not wait for the catalog either. Its thread sends no further request.
+    # A run that ends with an error does not wait for the catalog either. The thread that registers mirrors sends no
+    # further request.
     points.close(waits=False)
     catalog.answers.set()
     wait_for(lambda: not any(one.name == "register" for one in threading.enumerate()), what="the thread's end")
@@ -191,7 +192,9 @@ def test_point_does_not_wait_for_a_catalog_that_hangs(run: Run, catalog: Catalog
     assert not run.record.tables
 
 
-def test_all_tables_are_registered_again_if_the_setting_names_another_catalog(run: Run, catalog: Catalog) -> None:
+def test_all_tables_are_registered_again_if_the_setting_registry_names_another_catalog(
+    run: Run, catalog: Catalog
+) -> None:
     _run(run)
     run.settings = run.settings.model_copy(update={"registry": {"glue": "eu-north-1"}})
     _run(run)

@@ -71,8 +71,8 @@ def test_forget_deletes_the_files_of_a_renamed_table_under_its_former_name(rig: 
 
 @pytest.mark.long
 def test_names_of_a_renamed_and_a_dropped_table_may_be_used_again_after_forget(rig: Rig) -> None:
-    """A renamed table and a new table reuse the forgotten names, during a sync that was already running before
-    `forget`."""
+    """A sync in follow mode runs all the time. After `forget`, one table is renamed back to a forgotten name, and a new
+    table gets the other forgotten name."""
     rig.commit("CREATE TABLE gone (id int PRIMARY KEY)", "INSERT INTO gone VALUES (1)")
     gone = TableName("public", "gone")
     with following(rig):

@@ -1,4 +1,5 @@
-"""A source that was restored to an earlier time, and has then written WAL above every LSN in the lake."""
+"""A sync refuses a source that was restored to an earlier time, even if the source has since written WAL above every
+LSN in the lake."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def server(pg_version: int, tmp_path: Path) -> Iterator[EmbeddedServer]:
 
 
 def foreign(server: EmbeddedServer, *, beyond: Lsn | None = None) -> None:
-    """Writes WAL in another database, at least up to ``beyond``."""
+    """Writes WAL in a database that no project follows, at least up to ``beyond``."""
     with fresh_database(server) as other, other.connect() as conn:
         conn.execute("CREATE TABLE foreign_table (v text)")
         while True:
@@ -44,8 +45,8 @@ def foreign(server: EmbeddedServer, *, beyond: Lsn | None = None) -> None:
 def test_source_restored_to_below_the_newest_point_is_refused(
     rig: Rig, server: EmbeddedServer, database: Database, tmp_path: Path
 ) -> None:
-    """After the backup, only another database writes WAL, and then ``verify`` requests a point. So only the LSN of this
-    point shows that the source was restored to an earlier time."""
+    """After the backup and before the restore, the followed tables do not change, and ``verify`` requests a point. So
+    only the LSN of this point shows that the source was restored to an earlier time."""
     rig.setup()
     rig.sync()
     rig.conn.execute("UPDATE t SET v = 'before' WHERE id < 10")

@@ -86,8 +86,8 @@ def test_stream_abort_messages_are_skipped(rig: Rig) -> None:
 def test_changes_can_be_read_since_a_point_that_is_newer_than_the_tables_last_change(
     rig: Rig, copy_again: bool
 ) -> None:
-    """Points advance because another table changes, and the mirror and the feed of this table get no commit. This must
-    not look like a gap in the table's changes."""
+    """Changes of table u make newer points, while the mirror and the feed of table t get no commit. A reader of the
+    changes of t must not be told that changes are missing."""
     rig.started()
     if copy_again:
         rig.conn.execute("DELETE FROM t WHERE id = 50")
@@ -105,10 +105,10 @@ def test_changes_can_be_read_since_a_point_that_is_newer_than_the_tables_last_ch
         done = point.lsn
 
 
-def test_lsn_ranges_of_several_syncs_have_no_gaps_and_count_every_row(
+def test_lsn_ranges_of_several_syncs_have_no_gaps_and_report_the_row_counts_of_mirrors(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When an LSN range ends, the small files of each changed feed are merged into one."""
+    """The test also checks that the small files of a changed feed are merged into one file when an LSN range ends."""
     monkeypatch.setattr(table, "FEWEST_MERGED", 2)
     rig.setup()
     rig.sync()
@@ -155,8 +155,8 @@ def test_follow_mode_stops_at_a_commit_boundary_and_a_second_writer_is_refused(r
 
 
 @pytest.mark.long
-def test_stop_ends_a_copy_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stop arrives before the copy has started a Spark job, so there is no job that could be cancelled."""
+def test_stop_cancels_a_copy_that_has_not_started_a_spark_job_yet(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop arrives while the copy takes its snapshot, so there is no Spark job that could be cancelled."""
     rig.setup()
     stop = threading.Event()
     real = export.exported_snapshot
@@ -179,7 +179,8 @@ def test_run_ends_when_every_table_is_set_aside(rig: Rig) -> None:
     rig.setup()
 
     class Renamed(Silent):
-        """Renames a column of t right after the copy, inserts a row, and waits until the log has the row."""
+        """An observer that renames a column of t right after the copy, inserts a row, and waits until the log has the
+        row."""
 
         def copied(self, report: CopyReport) -> None:
             rig.conn.execute("ALTER TABLE t RENAME v TO w")
@@ -203,11 +204,11 @@ def test_run_ends_when_every_table_is_set_aside(rig: Rig) -> None:
 def test_copy_that_is_outdated_at_its_end_is_repeated_by_the_next_sync(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the copy, the publication lacks the table for a moment, so the stream may lack changes of it. The table's
-    stored state gives this reason.
+    """Before the copy of table u ends, the publication lacks u for a moment, so the stream may lack changes of u. The stored
+    state of u gives this reason.
 
-    The test prevents a second round of copies in the first sync. Otherwise this sync would repeat the copy itself,
-    because it has not reached its end LSN yet.
+    The test prevents a second round of copies in the first sync. Otherwise the first sync would repeat the copy
+    itself, because it has not reached its end LSN yet.
     """
     rig.setup()
     begin = copies.Copies.begin
@@ -245,7 +246,7 @@ def caught_up(rig: Rig) -> None:
 
 
 def lose(rig: Rig, name: TableName, condition: str) -> None:
-    """Delete rows of a mirror with delta-rs."""
+    """Deletes the rows that fulfil ``condition`` from a mirror, with delta-rs and not with pgcdc."""
     mirror = DeltaTable(path_of(rig.settings.layout.mirror(name)))
     left = QueryBuilder().register("t", mirror).execute(f"SELECT * FROM t WHERE NOT {condition}").read_all()
     write_deltalake(mirror, pa.table(left), mode="overwrite")
@@ -393,8 +394,8 @@ def test_slot_advances_while_applying_is_paused(rig: Rig) -> None:
     point = newest(rig)
     with following(rig):
         pause_apply(layout, paused=True)
-        # The sync reads the request each time before it applies changes. The log gets above ``before`` only when it has
-        # received the change below.
+        # The sync reads the pause request each time before it applies changes. So it does not apply the change of
+        # ``_write``. The log gets above ``before`` only when the sync has received this change.
         before = rig.flush()
         _write(rig, 1001)
         wait_for(lambda: _logged(rig) > before, what="the change in the log")
@@ -479,8 +480,8 @@ def test_status_shows_transactions_in_progress_with_size_and_age(rig: Rig) -> No
 
 
 def _followed(rig: Rig, other: psycopg.Connection[Any]) -> None:
-    """Runs a sync in follow mode, during which a large transaction is opened. Returns while this transaction is still
-    open."""
+    """Runs a sync in follow mode, and opens three large transactions on ``other`` during the sync. The first
+    transaction is committed, the second is rolled back, and the third is still open when the function returns."""
     with following(rig):
         wait_for(rig.streaming, what="the stream")
         assert _open(rig) is None
@@ -575,7 +576,7 @@ def test_json_documents_from_the_first_copy_to_maintenance_match_their_schemas(r
     rig.conn.execute("INSERT INTO t VALUES (51, 'new')")
     rig.sync()
     behind = _status(rig)
-    # Only t has a lag in seconds, because only t lacks a transaction. Both tables have a lag in bytes.
+    # Only the mirror of t lacks a transaction, so only t has a lag in seconds above 0. Both tables have a lag in bytes.
     lag = _by_table(behind, "lag_seconds")
     assert lag["public.t"] > 0
     assert behind["lag_seconds"] == lag["public.t"]

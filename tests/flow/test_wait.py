@@ -1,4 +1,5 @@
-"""`Lake.wait` with a source: read your own writes while a sync follows, also on an idle source."""
+"""A client that has written to the source can read its own writes after `Lake.wait`, even if nothing else is
+written."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def insert_position(rig: Rig) -> str:
 
 
 @pytest.mark.long
-def test_own_writes_are_read_on_an_idle_source(rig: Rig) -> None:
+def test_wait_returns_a_point_with_own_writes_even_if_nothing_else_is_written(rig: Rig) -> None:
     rig.conn.execute("CREATE TABLE excluded (v text)")
     rig.started(tables=("public.t", "public.u"))
     lake = Lake(rig.lake)
@@ -28,7 +29,7 @@ def test_own_writes_are_read_on_an_idle_source(rig: Rig) -> None:
             point = lake.wait(insert_position(rig), SECONDS)
             assert 100 + number in point.arrow(T)["id"].to_pylist()
             assert 100 + number in point.arrow(U)["a"].to_pylist()
-        # After a transaction that changes no mirror, no point reaches the source's LSN. `wait` returns all the same.
+        # After a transaction that changes no mirror, no point reaches the source's LSN. `wait` still returns.
         rig.conn.execute("INSERT INTO excluded VALUES (repeat('x', 1000))")
         lsn = insert_position(rig)
         assert lake.wait(lsn, SECONDS).lsn < Lsn.parse(lsn)

@@ -210,6 +210,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stored
 NAMES = ["saved catalog", "outcomes", "counts", "proofs", "endpos", "lease", "change log",
          "change log's first commit", "points", "points' first commit", "states", "prepared", "prepared's commit",
          "checkpoint", "hold", "lock"]  # fmt: skip
+PROPERTIES = {"pgcdc.format": "1", "pgcdc.system_identifier": "7", "pgcdc.database": "db", "pgcdc.database_oid": "0",
+              "pgcdc.slot": "slot", "pgcdc.start_lsn": "0/64"}  # fmt: skip
+"""The change log's properties that pgcdc reads."""
 TEXTS = {"endpos", "prepared's commit", "hold", "lock"}
 
 
@@ -239,8 +242,8 @@ def refusal_of(stored: Stored, content: bytes) -> PgcdcError | None:
         ("change log", "txn", "version", -1), ("change log", "txn", "appId", {}), ("change log", "add", "stats", "{}"),
         ("change log", "add", "path", 5), ("points", "add", "stats", "{}"), ("states", "add", "stats", "{}"),
         ("change log's first commit", "metaData", "configuration", {"pgcdc.format": "1"}),
-        ("change log's first commit", "metaData", "configuration", {"pgcdc.format": "1", "pgcdc.slot": None}),
-        ("change log's first commit", "metaData", "configuration", {"pgcdc.format": "1", "pgcdc.slot": 1}),
+        ("change log's first commit", "metaData", "configuration", {**PROPERTIES, "pgcdc.slot": None}),
+        ("change log's first commit", "metaData", "configuration", {**PROPERTIES, "pgcdc.slot": 1}),
     ],
 )  # fmt: skip
 def test_a_delta_commit_with_a_wrong_value_is_refused(
