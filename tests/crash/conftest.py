@@ -1,9 +1,9 @@
 """Fixtures of the crash tests: a separate server, fault points, one seed, and one table of results.
 
 ``PGCDC_TEST_CRASH_CYCLES`` is the number of crashes of the receiver. A quarter as many crashes are made in syncs that
-run in the test's process. Only the long set kills a whole command: at some of its steps, or at each step if there are
-at least ``EVERY`` cycles. ``PGCDC_TEST_SEED`` decides all random choices, and is printed at the start. The timing still
-depends on the machine.
+run in the test's process. Only the long set kills a whole command: at some of its durable steps, or at each step if
+``PGCDC_TEST_CRASH_CYCLES`` is at least ``EVERY``. ``PGCDC_TEST_SEED`` decides all random choices, and is printed at the
+start. The timing still depends on the machine.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from tests.conftest import SEED
 from tests.crash.faults import Faults, Tally
 from tests.fix_postgres import TEST_SETTINGS
 
-DEFAULT_CYCLES, LONG_CYCLES, EVERY = 4, 24, 100
+CYCLES, EVERY = 24, 100
 TABLE = Path("build/crash.md").absolute()
 _SEED = int(SEED)
 _TALLY = Tally(_SEED)
 
 
 @pytest.fixture(scope="session")
-def cycles(pytestconfig: pytest.Config) -> int:
-    default = LONG_CYCLES if pytestconfig.getoption("--run-long") else DEFAULT_CYCLES
-    return int(os.environ.get("PGCDC_TEST_CRASH_CYCLES") or default)
+def cycles() -> int:
+    return int(os.environ.get("PGCDC_TEST_CRASH_CYCLES") or CYCLES)
 
 
 @pytest.fixture(scope="session")
 def every(cycles: int) -> bool:
-    """Whether the command is killed at each of its steps, or only at some steps."""
+    """Whether tests kill a command at each of its durable steps. If False, they kill it only at some steps."""
     return cycles >= EVERY
 
 
@@ -62,7 +61,8 @@ def crash_server(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def fault_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for the whole session, because Spark's workers keep the environment with which they were started."""
+    """The folder of armed fault points. It is the same during the whole session, because Spark's workers keep the
+    environment with which they were started."""
     return tmp_path_factory.mktemp("faults")
 
 

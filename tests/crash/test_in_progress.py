@@ -54,7 +54,7 @@ class Rig:
         """Yields the steps of one round: the number of a connection, and its next statement. The transaction of
         connection 0 has a message that is rolled back. The transaction of connection 1 becomes larger than a batch. The
         transaction of connection 2 is rolled back after its changes were sent. Connection 3 runs all small
-        transactions."""
+        transactions. The steps LOOK and LAND are waits, see :meth:`_wait`."""
         self.rounds += 1
         at = self.rounds * 10_000
         yield from ((0, "BEGIN"), (0, many(at, 300)), (1, "BEGIN"), (1, "SAVEPOINT s"), (1, many(at + 1000, 600)))
@@ -118,10 +118,11 @@ def rig(crash_server: EmbeddedServer, tmp_path: Path) -> Iterator[Rig]:
 @pytest.mark.timeout(600)
 @pytest.mark.takes(40)
 @pytest.mark.parametrize("points", [FEW, pytest.param(POINTS, marks=pytest.mark.long)], ids=["few", "all"])
-def test_receiver_killed_at_each_step_loses_and_repeats_nothing(
+def test_receiver_killed_while_transactions_are_in_progress_loses_and_repeats_nothing(
     rig: Rig, faults: Faults, chance: random.Random, tally: Tally, points: tuple[FaultPoint, ...]
 ) -> None:
-    """The receiver is killed at the start of a round, or at the first commit of a transaction that was in progress."""
+    """The fault point is armed at the start of a round, or before the first commit of a transaction that is in
+    progress. The receiver is killed when it reaches the fault point."""
     rig.twins.start()
     for point in points:
         for _ in range(3):
@@ -157,7 +158,7 @@ def _killed_in_a_round(rig: Rig, faults: Faults, point: FaultPoint, at: str) -> 
             rig.crashed()
 
     rig.play(kill, reached)
-    # The last batch may be closed some time after the last step.
+    # Wait, because the last batch may be closed only some time after the last step.
     wait_until(reached, 0.0 if killed else 1.0)
     kill("")
     faults.clear()
@@ -171,7 +172,8 @@ def test_receiver_whose_connection_is_cut_at_any_time_loses_and_repeats_nothing(
     rig: Rig, crash_server: EmbeddedServer, chance: random.Random, tally: Tally, cycles: int,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Either the server ends its walsender, or the proxy cuts the connection, often in the middle of a block."""
+    """Either the server ends its walsender, or the proxy cuts the connection, often in the middle of a block of a
+    streamed transaction."""
     source = rig.twins.source
     with Proxy(crash_server.socket_folder) as proxy:
         rig.twins.streamed.options["conninfo"] = proxy.conninfo(source.database.conninfo)
@@ -194,8 +196,8 @@ def test_receiver_whose_connection_is_cut_at_any_time_loses_and_repeats_nothing(
 
 
 def _cut(rig: Rig, proxy: Proxy | None) -> None:
-    """Cut the connection until the receiver reports the loss and ends. A cut has no effect while the receiver is
-    between two connections."""
+    """Cut the connection repeatedly until the receiver reports the loss and ends. A cut has no effect while the
+    receiver is between two connections."""
     source, receiver, slot = rig.twins.source, rig.twins.streamed.receiver, rig.twins.streamed.log.identity.slot
     assert receiver is not None
 
@@ -224,14 +226,9 @@ TAKING = (
 )  # fmt: skip
 
 
-OWN = (FaultPoint.PREPARED_KEPT, FaultPoint.PREPARED_COMMITTING, FaultPoint.PREPARED_DROPPED)
-"""Fault points that only prepared transactions reach. The default set tests only one of them."""
-
-
 def case(point: FaultPoint, when: str) -> Any:
-    often = point in OWN or (point, when) == (FaultPoint.BATCH_COMMITTED, "taking")
     name = {"keeping": "PREPARE", "taking": "COMMIT PREPARED", "rollback": "ROLLBACK PREPARED"}[when]
-    return pytest.param(point, when, marks=() if often else pytest.mark.long, id=f"{point}-{name}")
+    return pytest.param(point, when, id=f"{point}-{name}")
 
 
 @pytest.fixture
@@ -275,7 +272,8 @@ def test_receiver_killed_at_each_step_of_a_prepared_transaction_loses_nothing(
                           f"PREPARE TRANSACTION '{gid}'")  # fmt: skip
     if when == "keeping":
         killed_at(point, twins, faults, tally)
-    # If the source writes nothing, the server may take half a minute to report its position.
+    # ``flushed`` writes another transaction, because the server may take half a minute to report its position if
+    # nothing is written.
     twins.streamed.complete_to(twins.flushed())
     assert wait_until(lambda: source.confirmed(twins.streamed.log) >= prepared, SECONDS)
     if when != "keeping":
