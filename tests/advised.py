@@ -11,13 +11,13 @@ from typing import Final
 
 PACKAGE: Final = Path(__file__).parent.parent / "pgcdc_assets"
 _PLACES: Final = {"Finding": 3, "Problem": 3, "error": 3, "warning": 3}
-"""Calls whose advice is a positional argument."""
+"""By name of a called class or function: the index of the positional argument that is advice."""
 _NAMES: Final = {"do", "advice", "by_hand", "install", "raised", "add"}
-"""Variables, parameters and keys that hold advice."""
+"""Names of variables and class attributes to which the code assigns advice."""
 _FUNCTIONS: Final = {"way_back", "_back", "_again", "_set", "_form"}
 """Functions that return advice."""
 _TABLES: Final = {"_BY_STATE", "_NO_WALSENDER"}
-"""Dictionaries in failures.py. The last element of each value is advice."""
+"""Tables in failures.py: a dictionary and a tuple. The last element of each entry is advice."""
 
 
 def advice() -> set[str]:

@@ -21,20 +21,20 @@ from xdist.workermanage import WorkerController
 pytest_plugins = ["tests.fix_postgres", "tests.fix_spark", "tests.fix_objects"]
 
 # Every JVM of a test session lives only for minutes, so the optimising compiler would cost more time than it saves.
-# Without this compiler, the JVM's default code cache is too small: many statements fill it, and the JVM then compiles
-# nothing. The serial garbage collector leaves the cores to the workers and takes half the memory.
+# Without this compiler, the JVM's default code cache is too small: many Spark statements fill it, and the JVM then
+# compiles nothing. The serial garbage collector leaves the cores to the workers and takes half the memory.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC")
 
 # Tests start the package in hundreds of processes. Without bytecode files each process would compile it again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Hypothesis has no deadline, so no example fails because the machine is busy. The examples are the same in each run, so
-# that a change fails only if it causes the failure.
+# Hypothesis has no deadline, so no example fails because the machine is busy. The examples are the same in each run. So
+# if a test fails that passed before, the cause is a change of the code.
 hypothesis.settings.register_profile("pgcdc", deadline=None, derandomize=True)
-# The long set searches for new examples.
+# The long set uses this profile. Each run of it tries new examples.
 hypothesis.settings.register_profile("new_examples", deadline=None)
-# Reports a failing test sooner, because Hypothesis does not search for the smallest failing example.
+# This profile reports a failing test sooner, because Hypothesis does not search for the smallest failing example.
 hypothesis.settings.register_profile(
     "unshrunk", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
 )
@@ -55,7 +55,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure() -> None:
-    # xdist's workers ignore SIGINT, and their child processes would ignore it, too.
+    # Handles SIGINT again, because xdist's workers ignore SIGINT, and their child processes would ignore it, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -70,11 +70,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
     for item in items:
-        # A longer time limit: the first test that uses S3Proxy on a machine has to download it.
+        # Tests with S3Proxy get a longer time limit, because the first of them on a machine has to download S3Proxy.
         if "s3" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(900))
     yield
-    # All other hooks have run, so this order is final. Without pytest workers, the tests keep their order.
+    # Sort the tests here, because all other hooks have run, so that this order is final. Without pytest workers, the
+    # tests keep their order.
     if hasattr(config, "workerinput"):
         _slowest_first(items)
 
@@ -89,7 +90,7 @@ def _slowest_first(items: list[pytest.Item]) -> None:
 
 
 def _seconds(item: pytest.Item) -> float:
-    """A rough duration. Only the order of the groups depends on it."""
+    """A rough duration of the test in seconds. Only the order of the groups depends on it."""
     takes = item.get_closest_marker("takes")
     if takes is not None:
         return float(takes.args[0])
@@ -101,14 +102,15 @@ def _seconds(item: pytest.Item) -> float:
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]
-    """Like ``--dist loadgroup``, which since pytest 9.2 depends only on the test's name."""
+    """Distributes tests as ``--dist loadgroup`` does, but gets the group of a test from :func:`group`. Since pytest
+    9.2, xdist's own scheduler uses only the test's name."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group(nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Called when a worker dies: its test fails, and is not run again, because it would kill the next worker,
-        too."""
+        """Called when a worker dies. The test that the worker was running fails, and is not run again, because the test
+        would kill the next worker, too."""
         running = next(
             ((unit, nodeid) for unit in self.assigned_work[node].values() for nodeid, done in unit.items() if not done),
             None,

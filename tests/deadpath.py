@@ -1,5 +1,5 @@
-"""A network path to the server that stops forwarding while its TCP connections stay open, as a pooler or load balancer
-may do."""
+"""A network path to the server. A test can make the path stop forwarding while its TCP connections stay open, as
+happens with a pooler or load balancer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 25
 
 class DeadPath:
     """A TCP proxy in threads of this process. ``die`` stops forwarding for all existing and later connections, and
-    keeps every socket open. ``die(new=True)`` still serves later connections."""
+    keeps every socket open. After ``die(new=True)``, later connections still work."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -35,7 +35,8 @@ class DeadPath:
         return make_conninfo(self._database.conninfo, host="127.0.0.1", port=port, sslmode="disable")
 
     def die(self, *, new: bool = False) -> None:
-        """After this call, no byte is forwarded in either direction. All connections end after ``PATIENCE_SECONDS``."""
+        """After this call, no byte is forwarded in either direction. ``new``: connections that are made after the call
+        still work. All connections end after ``PATIENCE_SECONDS``."""
         dead, self._dead = self._dead, threading.Event()
         dead.set()
         if not new:

@@ -1,5 +1,5 @@
-"""An S3 server for tests: S3Proxy, a JVM process that stores objects in a local folder. It supports conditional PUTs,
-as S3 does. It is downloaded once, like Delta's jars and into the same cache."""
+"""An S3 server for tests: S3Proxy, a JVM process that stores objects in a local folder. S3Proxy supports conditional
+PUTs, as S3 does. It is downloaded once, like Delta's jars and into the same cache."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def s3_server(folder: Path, port: int) -> Iterator[None]:
 
 
 _PORT: Final = held_port()
-# Set at import, because Spark's workers get the environment that the JVM was started with. The JVM may start before
-# a test requests the S3 server.
+# The variables are set at import, because Spark's workers get the environment that the JVM was started with. The JVM
+# may start before a test requests the S3 server.
 os.environ.update(environment(_PORT))
 
 
@@ -92,7 +92,7 @@ def _answers(process: subprocess.Popen[bytes], port: int, log: Path) -> bool:
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
     except urllib.error.HTTPError:
-        # The server is up: it refuses this request only because it has no credentials.
+        # The server is up. It refuses this request only because the request has no credentials.
         return True
     except OSError:
         return False

@@ -59,7 +59,7 @@ TEST_SETTINGS = {
     "wal_writer_delay": "50ms",
     "max_replication_slots": "40",
     "max_wal_senders": "40",
-    # Our code must not depend on the defaults of a server.
+    # The following settings are not the defaults, because our code must not depend on a server's defaults.
     "TimeZone": "Asia/Kathmandu",
     "DateStyle": "SQL, DMY",
     "IntervalStyle": "sql_standard",

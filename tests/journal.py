@@ -82,8 +82,8 @@ class Journal:
 
     @classmethod
     def keep(cls, conn: psycopg.Connection[Any], *tables: str) -> Self:
-        """Starts the journal with the existing rows. Nobody may write during this call. The setting ``tables`` must
-        exclude the schema ``journal``."""
+        """Starts the journal with the existing rows. Nobody may write to the tables during this call. pgcdc's setting
+        ``tables`` must exclude the schema ``journal``."""
         conn.execute(_MAKE)
         journal = cls(conn, tables, f"witness_{conn.info.dbname}"[:60])
         for table in tables:

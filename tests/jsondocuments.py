@@ -1,4 +1,5 @@
-"""The schemas of the JSON documents, made from their types: ``python -m tests.jsondocuments`` writes ``docs/json/``."""
+"""The schemas of the JSON documents that commands print, made from the documents' types: ``python -m
+tests.jsondocuments`` writes ``docs/json/``."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _OPEN = ConfigDict(use_attribute_docstrings=True)
 
 
 def checked(command: str, document: Any) -> Any:
-    """The document as a program reads it. Fails unless it is exactly as its type says."""
+    """The document as a program reads it from JSON. Fails unless the document has exactly the fields and types that its
+    Python type declares."""
     read = json.loads(json.dumps(document))
     _adapter(command, _EXACT).validate_python([read])
     return read

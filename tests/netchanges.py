@@ -16,8 +16,9 @@ from tests.oracle import RAW, Rows, source_rows, written
 def assert_net_change(
     journal: Journal, table: str, change: pa.Table, a: int, b: int, commits: dict[int, str], keys: Sequence[str] = ()
 ) -> None:
-    """Checks that a net change contains exactly the rows that differ between the LSNs ``a`` and ``b``. Each row of the
-    net change has a different key, with the key's old row, its new row, or both."""
+    """Checks that a net change contains exactly the rows that differ between the LSNs ``a`` and ``b``: each row that
+    the table has only at ``a`` as an old row, and each row that it has only at ``b`` as a new row. ``keys``: the key
+    columns. With ``keys``, also checks that each key occurs only once."""
     columns, before = journal.rows_at(table, a, commits)
     _, after = journal.rows_at(table, b, commits)
     where = f"{table} between {Lsn(a)} and {Lsn(b)}"

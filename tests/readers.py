@@ -38,7 +38,8 @@ class Reader:
     unknown: frozenset[str] = frozenset()
     """Table features that the engine refuses."""
     in_part: frozenset[str] = frozenset()
-    """Table features that the engine supports in part. It fails when it reads a file that uses the unsupported part."""
+    """Table features that the engine supports in part. The engine fails when it reads a file that uses the unsupported
+    part."""
 
 
 def at_hand(spark: SparkSession) -> list[Reader]:
@@ -91,8 +92,8 @@ class Tally:
 
 
 def tallied(settings: Settings, schemas: Sequence[str], readers: Sequence[Reader]) -> Tally:
-    """Reads the tables of these schemas with every engine: the last published version with each of their structures
-    (Delta schemas)."""
+    """Reads the mirrors of these PostgreSQL schemas with every engine. If a mirror had several structures (Delta
+    schemas), reads the last published version with each structure."""
     tally = Tally(Counter(), Counter(), [])
     for at, name, features in _structures(settings, schemas):
         folder, version = path_of(settings.layout.mirror(name)), at.versions[name]
@@ -115,8 +116,8 @@ def tallied(settings: Settings, schemas: Sequence[str], readers: Sequence[Reader
 
 
 def _structures(settings: Settings, schemas: Sequence[str]) -> Iterator[tuple[LakeAt, TableName, frozenset[str]]]:
-    """For each structure (Delta schema) of each table: the last point that lists it, and the table's features at that
-    point."""
+    """For each structure (Delta schema) that each table had: the last point at which the table had this structure, and
+    the table's features at that point."""
     last: dict[tuple[TableName, str], tuple[LakeAt, TableName, frozenset[str]]] = {}
     for point in ConsistentPoints(settings.layout).all():
         at = LakeAt(settings.layout, point)

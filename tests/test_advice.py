@@ -14,7 +14,7 @@ _COMMAND = re.compile(r"(?:`|: )pgcdc ([a-z][a-z-]*)((?: --?[a-z]+)*)")
 _SETTING = re.compile(r"setting `(\w+)`|set `(\w+)` to|`(\w+)` to the (?:matching|primary)")
 
 
-def test_commands_and_options_in_advice_exist() -> None:
+def test_advice_names_only_commands_and_options_that_pgcdc_has() -> None:
     found = [(text, *match.groups()) for text in advice() for match in _COMMAND.finditer(text)]
     assert len(found) > 40
     for text, name, given in found:
@@ -24,6 +24,6 @@ def test_commands_and_options_in_advice_exist() -> None:
         assert set(given.split()) <= options, text
 
 
-def test_settings_in_advice_exist() -> None:
+def test_advice_names_only_settings_that_pgcdc_has() -> None:
     named = {name for text in advice() for match in _SETTING.finditer(text) for name in match.groups() if name}
     assert {"lake", "slot", "source", "tables"} <= named <= Settings.model_fields.keys()

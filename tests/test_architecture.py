@@ -10,11 +10,11 @@ PACKAGE = ROOT / "pgcdc_assets"
 TEXT = (ROOT / "docs" / "project" / "architecture.md").read_text()
 
 
-def test_files_named_in_the_architecture_exist() -> None:
+def test_files_that_the_architecture_page_names_exist() -> None:
     named = re.findall(r"`([\w/]+(?:\.py|/))`", TEXT)
     assert not [name for name in named if not any((root / name).exists() for root in (PACKAGE, ROOT))]
 
 
-def test_the_architecture_names_every_package() -> None:
+def test_the_architecture_page_names_every_package() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert packages == set(re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE))

@@ -83,7 +83,7 @@ def test_each_pgcdc_command_of_the_deployment_exists(command: list[str]) -> None
     found.make_context(name, rest, parent=context)
 
 
-def test_other_commands_of_the_deployment_are_known_programs_and_modules() -> None:
+def test_commands_of_the_deployment_run_only_known_programs_and_modules() -> None:
     named = {one[0] for one in commands() if one}
     assert named == {"pgcdc", "dagster", "dagster-daemon", "spark-class", "python"}
     modules = {one[2] for one in commands() if one[:2] == ["python", "-m"]}
@@ -107,7 +107,7 @@ def test_settings_of_the_deployment_exist_and_are_valid(
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_dagster_yaml_of_a_deployment_differs_only_in_storage_logs_and_launcher(name: str) -> None:
+def test_dagster_yaml_of_a_deployment_differs_from_the_default_only_in_storage_logs_launcher(name: str) -> None:
     found = dict(INSTANCES[name])
     storage = found.pop("storage")["postgres"]["postgres_db"]
     assert found.pop("compute_logs")["class"] == "NoOpComputeLogManager"
@@ -170,8 +170,8 @@ def selected(selector: dict[str, Any]) -> set[str]:
 
 
 def ports(way: str) -> dict[str, set[int]]:
-    """By kind of pod: the ports on which other pods may connect to it (``ingress``), or to which it may connect
-    (``egress``)."""
+    """By kind of pod. ``ingress``: the ports of the pod to which other pods may connect. ``egress``: the ports of other
+    hosts to which the pod may connect."""
     found: dict[str, set[int]] = {name: set() for name in labels()}
     for policy in POLICIES:
         assert set(policy["podSelector"].get("matchLabels", {})) <= {"app"}
@@ -180,7 +180,7 @@ def ports(way: str) -> dict[str, set[int]]:
     return found
 
 
-def test_pods_have_only_the_connections_that_they_need() -> None:
+def test_network_policies_allow_each_pod_only_the_connections_that_it_needs() -> None:
     (denied,) = [policy for policy in POLICIES if not policy["podSelector"] and len(policy["policyTypes"]) == 2]
     assert denied == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     assert set(labels()) == {"code", "webserver", "daemon", "run"}
@@ -194,7 +194,7 @@ def test_pods_have_only_the_connections_that_they_need() -> None:
     assert "network.yaml" in kustomization["resources"]
 
 
-def test_the_metrics_server_runs_in_the_pod_of_the_code_location_without_a_readiness_probe() -> None:
+def test_the_metrics_server_in_the_pod_of_the_code_location_has_no_readiness_probe() -> None:
     (container,) = [one for one in pods()["Deployment/code"]["containers"] if one["name"] == "metrics"]
     assert "readinessProbe" not in container
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
@@ -227,7 +227,7 @@ def test_spark_services_share_a_secret_in_a_file() -> None:
     assert content == {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
 
 
-def test_compose_role_has_exactly_the_rights_that_it_needs(database: Database) -> None:
+def test_database_role_of_the_compose_deployment_has_exactly_the_rights_that_it_needs(database: Database) -> None:
     role, slot, password = f"r_{secrets.token_hex(4)}", f"s_{secrets.token_hex(4)}", secrets.token_hex(8)
     text = (DEPLOY / "compose/role.sql").read_text()
     assert "host=source dbname=shop user=replicator" in COMPOSE["services"]["code"]["environment"]["PGCDC_SOURCE"]
@@ -285,7 +285,8 @@ def test_deployment_files_name_the_image_of_this_version() -> None:
 
 
 def test_image_and_checkout_have_the_same_package_versions() -> None:
-    """The two locks may differ in which packages they list, but not in the version of a package."""
+    """The two files ``requirements.lock`` may list different packages. A package that both files list must have the
+    same version."""
     pinned = [dict(re.findall(r"^([a-z][\w.-]*)(?:\[\w+\])?==(\S+)", path.read_text(), re.MULTILINE))
               for path in (DEPLOY.parent / "requirements.lock", DEPLOY / "requirements.lock")]  # fmt: skip
     here, image = pinned

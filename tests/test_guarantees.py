@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "tests").rglob("test_*.py")}
 _NAMED = re.compile(r"`(tests/[\w/]+/|(?:tests/[\w/]*)?test_\w+\.py)?(?:…)?(?:::(\w+?)(…?))?`")
-"""A name of tests: a folder, or a file (possibly without its folder), or a function in a file. `…::` stands for the
-file named before."""
+"""Matches a name of tests: a folder, or a file (possibly without its folder), or a function in a file. `…::` stands for
+the file that the page named last."""
 
 
 @pytest.mark.parametrize("page", ["docs/explanation/guarantees.md", "tests/README.md"])
@@ -29,7 +29,7 @@ def test_tests_that_the_page_names_exist(page: str) -> None:
     assert not missing
 
 
-def test_every_promise_names_a_test() -> None:
+def test_every_promise_of_the_guarantees_page_names_a_test() -> None:
     rows = [line for line in (ROOT / "docs" / "explanation" / "guarantees.md").read_text().splitlines()
             if line.startswith("| **")]  # fmt: skip
     assert rows

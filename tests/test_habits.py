@@ -1,4 +1,5 @@
-"""The hooks and CI use the tools and targets of the project, and a hook accepts only Conventional Commits."""
+"""The pre-commit hooks and CI use the project's tools and Makefile targets. A hook accepts only commit messages that
+follow Conventional Commits."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def test_conventional_commit_messages_are_accepted(message: str) -> None:
     "message",
     ["Fix a table", "fix a table", "fix:no space", "fix(Mirror): a", f"docs: {'x' * 67}", "x\nfix: a", "fix: "],
 )
-def test_other_commit_messages_are_refused(message: str) -> None:
+def test_commit_messages_that_are_not_conventional_are_refused(message: str) -> None:
     assert not MESSAGE.search(message)
 
 
@@ -44,13 +45,13 @@ def test_hooks_use_the_tools_of_the_virtual_environment() -> None:
             assert f'"{Path(tool).name}>=' in needed
 
 
-def test_ci_calls_targets_of_the_makefile() -> None:
+def test_ci_calls_only_targets_that_the_makefile_has() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = re.findall(r"run: make ([\w-]+)", CI)
     assert targets
     assert not [target for target in targets if f"\n{target}:" not in makefile]
 
 
-def test_ci_tries_the_oldest_and_the_newest_postgresql() -> None:
+def test_ci_runs_the_tests_with_the_oldest_and_the_newest_supported_postgresql() -> None:
     matrix = yaml.safe_load(CI)["jobs"]["test"]["strategy"]["matrix"]
     assert [int(version) for version in matrix["postgresql"]] == [min(VERSIONS), max(VERSIONS)]

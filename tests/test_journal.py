@@ -23,8 +23,8 @@ def test_the_journal_returns_the_rows_of_each_table_at_every_commit(database: Da
         )
         journal = Journal.keep(conn, "public.t", "public.part")
         states: list[tuple[Rows, Rows]] = []
-        # Statements of two connections alternate. So transactions overlap, commit in another order than they began, and
-        # one of them rolls back to a savepoint.
+        # Statements of two connections alternate. So transactions overlap, and commit in another order than they began.
+        # The transaction of ``right`` also rolls back to a savepoint.
         left.execute("BEGIN; UPDATE t SET id = -id; INSERT INTO part VALUES (2, 's'), (2, 's')")
         right.execute(
             "BEGIN; INSERT INTO t VALUES (100, NULL, 'NaN'); SAVEPOINT a; INSERT INTO t VALUES (101, 'gone', 1)"

@@ -53,14 +53,15 @@ NOT_OF_THE_LAKE = {
     "flow.meter": "variables of OpenTelemetry",
 }
 TARGETS = ("mirror.delta", "delta", "deltalake")
-"""The packages of the Delta target. The flow may import only its interface, :mod:`pgcdc_assets.mirror.target`."""
+"""The packages of the Delta target. The flow may import only the target's interface,
+:mod:`pgcdc_assets.mirror.target`."""
 TARGET_MAKER = "flow.engine"
 """The only module of the flow that may import ``TARGETS``, because it creates the target."""
 SAME = {
     "commit", "messages",  # `commit` in delta and log; `messages` in protocol, feed, flow and log.receive
     "failures", "maintenance", "sync",
 }  # fmt: skip
-"""File names that two packages use for the same concept."""
+"""File names that several packages use for the same concept."""
 
 
 def module(path: Path) -> str:
@@ -120,7 +121,7 @@ def test_a_library_is_imported_only_by_the_packages_that_may_use_it() -> None:
     ]
 
 
-def test_package_imports_only_packages_that_are_earlier_in_the_list() -> None:
+def test_a_package_imports_only_packages_that_are_earlier_in_the_package_order() -> None:
     place = {name: number for number, name in enumerate(ORDER)}
     assert not [
         f"{name} imports {other}"
@@ -139,7 +140,7 @@ def test_only_the_store_opens_files_of_the_lake() -> None:
     assert not [name for name in of_the_lake if "open" in _called(name)]
 
 
-def test_the_package_flow_imports_only_the_interface_of_mirrors() -> None:
+def test_the_package_flow_imports_the_interface_of_the_delta_target_but_not_its_code() -> None:
     assert not [
         f"{name} imports {other}"
         for name in MODULES
@@ -154,14 +155,14 @@ def _called(name: str) -> set[str]:
     return {called.id for called in calls if isinstance(called, ast.Name)}
 
 
-def test_mypy_compares_the_target_with_its_interface() -> None:
-    """mypy compares ``DeltaTarget`` with the protocol ``Target`` where ``flow.engine`` passes it on. So the module with
-    the protocol need not import ``DeltaTarget``."""
+def test_mypy_compares_the_delta_target_with_its_interface() -> None:
+    """mypy compares ``DeltaTarget`` with the protocol ``Target`` where ``flow.engine`` passes a ``DeltaTarget`` as a
+    ``Target``. So the module with the protocol need not import ``DeltaTarget``."""
     assert "mirror.delta.deltatarget" in own(TARGET_MAKER)
     assert not {other for other in own("mirror.target") if other.startswith(TARGETS)}
 
 
-def test_every_package_is_in_the_list_of_packages() -> None:
+def test_every_package_has_a_place_in_the_package_order() -> None:
     holding = {package_of(name) for name in MODULES if package_of(name) in PACKAGES and package_of(name)}
     assert holding <= set(ORDER)
 
@@ -171,6 +172,7 @@ def test_imports_have_no_cycle() -> None:
 
 
 def test_modules_of_spark_workers_import_neither_spark_nor_dagster_nor_psycopg() -> None:
+    """Modules in ``READ_THE_SOURCE`` may import psycopg."""
     for name in sorted(WORKERS):
         heavy = {"pyspark", "delta", "dagster"} | (set() if name in READ_THE_SOURCE else {"psycopg"})
         seen: set[str] = set()
@@ -199,7 +201,7 @@ def test_the_docstring_of_a_package_names_each_of_its_modules() -> None:
     ]
 
 
-def test_two_modules_have_the_same_file_name_only_if_it_is_listed() -> None:
+def test_two_modules_have_the_same_file_name_only_if_this_name_is_listed() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for name in MODULES:
         places[name.rpartition(".")[2]].append(name)
@@ -208,7 +210,7 @@ def test_two_modules_have_the_same_file_name_only_if_it_is_listed() -> None:
     assert twice.keys() >= SAME
 
 
-def test_a_public_class_is_defined_once() -> None:
+def test_no_two_public_classes_have_the_same_name() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for name in MODULES:
         for node in tree(name).body:

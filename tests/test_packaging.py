@@ -51,7 +51,7 @@ def test_wheels_work_with_the_oldest_and_the_newest_packages(wheels: Path, tmp_p
     assert _done([reader / "python", "-c", READ], tmp_path) == "True []\n"
 
 
-def test_both_distributions_require_the_same_versions() -> None:
+def test_pgcdc_reader_and_pgcdc_assets_have_and_require_the_same_versions() -> None:
     whole, reader = _project(CHECKOUT), _project(CHECKOUT / "reader")
     assert {*reader["dependencies"]} <= {*whole["dependencies"]}
     assert reader["optional-dependencies"].items() <= whole["optional-dependencies"].items()

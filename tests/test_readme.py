@@ -42,7 +42,7 @@ def test_settings_in_the_readme_are_valid() -> None:
 
 
 @pytest.mark.parametrize("words", [tuple(words) for words in LINES if words[:1] == ["make"]], ids=" ".join)
-def test_a_target_of_the_readme_is_in_the_makefile(words: tuple[str, ...]) -> None:
+def test_a_make_target_of_the_readme_is_in_the_makefile(words: tuple[str, ...]) -> None:
     assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
 
 

@@ -41,7 +41,7 @@ def test_a_lake_may_be_in_an_object_store(url: str, monkeypatch: pytest.MonkeyPa
     "url", ["file:///tmp/lake", "s3://", "s3:///lake", "s3://key:secret@bucket/lake", "abfss://container/lake",
             "abfss://c:secret@account/lake", "https://bucket/lake", "s3a://bucket", "s3://bucket?secret=x"],
 )  # fmt: skip
-def test_lake_with_another_url_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lake_url_with_an_unsupported_scheme_or_form_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCDC_LAKE", url)
     with pytest.raises(SettingsError, match=r"setting `lake`: is neither .* nor a URL like s3://bucket") as raised:
         Settings.load()
@@ -56,7 +56,7 @@ def test_lake_url_with_special_characters_is_refused(odd: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("lake", [".", "..", "{project}", "{home}", "/", "link", "sub/.."])
-def test_lake_that_contains_the_project_or_the_home_is_refused(
+def test_lake_that_is_or_contains_the_project_or_home_folder_is_refused(
     lake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`teardown --lake` deletes the lake, and would delete these folders, too."""
@@ -116,7 +116,7 @@ def _opened(folder: Path) -> bool:
         ("STREAMING", "on", "setting `streaming`: 'on' is neither `auto` nor `off`"),
     ],
 )
-def test_invalid_stream_setting_is_refused_in_one_line(
+def test_invalid_messages_origin_or_streaming_setting_is_refused_in_one_line(
     name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"PGCDC_{name}", value)
@@ -126,7 +126,7 @@ def test_invalid_stream_setting_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:443", "local-cluster[2,1,700]"])
-def test_lake_on_a_local_path_is_refused_for_a_spark_cluster_unless_it_is_shared(
+def test_lake_on_a_local_path_is_refused_for_a_spark_cluster_unless_the_path_is_shared(
     master: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))
@@ -154,8 +154,8 @@ def test_unknown_spark_master_is_refused(master: str, monkeypatch: pytest.Monkey
     assert "secret" not in str(caught.value)
 
 
-def test_spark_master_in_the_spark_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``spark.master`` would circumvent all checks of the setting ``master``."""
+def test_key_spark_master_in_the_setting_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``spark.master`` would circumvent all checks of the key ``master``."""
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"spark.master": "yarn"}))
     with pytest.raises(SettingsError, match=r"setting `spark`: has the key `spark.master`; write `master` instead"):
         Settings.load()
@@ -171,7 +171,9 @@ def test_yaml_values_of_the_spark_setting_become_texts_that_spark_reads(
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "local[*,4]"])
-def test_local_master_works_with_any_lake(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_spark_master_is_accepted_but_not_together_with_an_archive(
+    master: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master}))
     assert Settings.load().master == master
     monkeypatch.setenv("PGCDC_SPARK", json.dumps({"master": master, "archive": "env.tar.gz"}))
@@ -215,7 +217,9 @@ def test_unknown_value_of_the_setting_streaming_is_refused(
 @pytest.mark.parametrize(
     "written", ["-3 days", "999999999999 days", "36501 days", "-P3D", "P9999999999D", "soon", "-5"]
 )
-def test_retention_outside_its_range_is_refused(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_that_is_not_a_duration_in_the_allowed_range_is_refused(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text(f"retention: {written}\n")
     with pytest.raises(SettingsError, match=r"setting `retention`: .* is not a duration from 0 to") as refused:
@@ -263,7 +267,9 @@ def test_repeated_name_in_the_settings_file_is_refused(
 
 
 @pytest.mark.parametrize("text", ["~/lake", "~", "~someone/lake"])
-def test_lake_in_a_folder_named_tilde_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lake_path_that_begins_with_a_tilde_is_refused(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pgcdc.yaml").write_text(f'lake: "{text}"\n')
     with pytest.raises(
@@ -301,7 +307,8 @@ def test_source_that_sets_replication_is_refused(source: str, monkeypatch: pytes
 def test_source_with_an_unescaped_password_or_a_wrong_port_is_refused(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Error messages show host, port and database. Here these would contain a part of the password."""
+    """Error messages show host, port and database. With the sources in this test, they would show a part of the
+    password."""
     monkeypatch.setenv("PGCDC_SOURCE", source)
     with pytest.raises(SettingsError, match=r"setting `source`: has an? (`@`|port)") as raised:
         Settings.load()

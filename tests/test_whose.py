@@ -75,18 +75,19 @@ OF_A_COPY = {
     "28P01": Whose.ALL,
     "3D000": Whose.ALL,
 }
-"""For the SQLSTATE of a failed statement on one table: whom the error concerns."""
+"""By SQLSTATE of a failed statement on one table: whether the error concerns that table or all tables."""
 
 
 @pytest.mark.parametrize(("state", "expected"), OF_A_COPY.items(), ids=OF_A_COPY)
 def test_sqlstate_of_a_failed_copy_shows_whether_one_table_or_all_are_affected(state: str, expected: Whose) -> None:
     error = ServerError(state, "refused").of_table("public.t")
-    # An interrupted copy of a table later fails with CopyBlocked or CopyOutdated, unless the source is unreachable.
+    # A copy that such a SQLSTATE interrupts fails later with CopyBlocked or CopyOutdated, which concern one table. This
+    # does not apply if the source is unreachable.
     found = Whose.WAITS if state in INTERRUPTED and whose(error) is not Whose.ALL else whose(error)
     assert found is expected
 
 
-def test_missing_right_that_names_no_table_concerns_all_tables() -> None:
+def test_error_about_a_missing_right_that_names_no_table_concerns_all_tables() -> None:
     assert whose(ServerError("42501", "permission denied to start WAL sender").typed()) is Whose.ALL
 
 

@@ -43,7 +43,8 @@ SOME = 8
 
 @dataclass(frozen=True)
 class Case:
-    """A command that reaches the fault point, and the process to kill there."""
+    """A command that reaches the fault point, and the process to kill there. If ``point`` is None, the process is
+    killed at a random time."""
 
     command: str
     point: FaultPoint | None
@@ -139,8 +140,8 @@ class ByProcess(LakeRig):
         if not first and not published(self.lake.text):
             self._sync()
         if case.command == "repair" or case.point is FaultPoint.MIRROR_VACUUMED:
-            # A repair can only derive changes again that were made after the table's last copy. A VACUUM only deletes
-            # files that no kept version uses. So change the tables, and sync.
+            # A repair derives again only changes that were made after the table's last copy. A VACUUM deletes only
+            # files that no kept version uses. To give both something to do, change the tables, and sync.
             self._change_in_every_way(case)
             self._sync()
 
@@ -214,7 +215,7 @@ class ByProcess(LakeRig):
 
     def _change_in_every_way(self, case: Case) -> None:
         """Write, in addition to the random writers, a change for each way in which a mirror is changed: append, merge,
-        overwrite, and a new column."""
+        overwrite, and a new column (only if the case needs it)."""
         self._done("INSERT INTO entry (note) VALUES ('nudge'); UPDATE u SET v = v + 1 WHERE a > 30")
         self._done("BEGIN; TRUNCATE wiped; INSERT INTO wiped VALUES (1, 'nudge'); COMMIT")
         if case.point is FaultPoint.MIRROR_WIDENED:

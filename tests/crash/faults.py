@@ -35,7 +35,7 @@ class Faults:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        # Servers and workers may run as another user.
+        # All users may write to the folder, because servers and workers may run as another user.
         folder.chmod(0o777)
 
     def arm(self, point: FaultPoint, passes: int = 0) -> None:

@@ -27,8 +27,8 @@ from tests.oracle import assert_equal
 
 TABLES = ("public.t", "public.u", "public.part", "public.bag", "public.entry", "public.wiped")
 WIDE = "public.wide"
-"""The table that gets new columns. The journal does not record this table, because its triggers do not survive new
-columns."""
+"""The table that gets new columns. The journal does not record this table, because the journal's triggers do not
+survive new columns."""
 CHANGING = ("t", "u", "part", "bag", "entry")
 _TABLE = re.compile(r"^(?:INSERT INTO|UPDATE|DELETE FROM) (\w+)")
 _MAKE = """
@@ -55,7 +55,7 @@ CREATE TABLE elsewhere.foreign_table (v text);
 
 
 def changes(chance: random.Random, tables: Container[str]) -> Script:
-    """Statements that change several of these tables in every way."""
+    """One to four random statements that insert, update or delete rows of these tables."""
     at = chance.randrange(80)
     all_kinds = [
         f"UPDATE t SET v = v || '!' WHERE id BETWEEN {at} AND {at + 4}",
@@ -91,8 +91,8 @@ def elsewhere(chance: random.Random) -> Script:
 
 
 def work(chance: random.Random) -> Sequence[tuple[Draw, int]]:
-    """The scripts of the writers for some cycles, with their weights. Only one or two random tables change, because a
-    MERGE takes seconds."""
+    """The kinds of scripts that the writers choose from, with their weights. The scripts of ``changes`` change only one
+    or two random tables, because a MERGE takes seconds."""
     tables = chance.sample(CHANGING, chance.choice([1, 1, 2]))
     some = partial(changes, tables=tables)
     return (some, 8), (in_transaction(some), 6), (prepared(some), 2), (inserts, 2), (wipe, 2), (elsewhere, 1)
@@ -100,7 +100,8 @@ def work(chance: random.Random) -> Sequence[tuple[Draw, int]]:
 
 @dataclass
 class LakeRig:
-    """The parts that tests in one process and tests of the command share: the source, and the checks of the lake."""
+    """What tests that sync in their own process and tests that run commands have in common: the source, and the checks
+    of the lake."""
 
     server: EmbeddedServer
     faults: Faults
@@ -138,8 +139,8 @@ class LakeRig:
         return tuple(sum(entry.name.endswith(".json") for entry in entries) for entries in listed)
 
     def look(self) -> int:
-        """Checks that all tables of every new consistent point equal the source at its LSN. Returns the number of
-        points."""
+        """Checks that the confirmed LSN is not above the log's position, that no table is set aside, and that all
+        tables of every new consistent point equal the source at the point's LSN. Returns the number of new points."""
         log = ChangeLog(Layout(self.lake))
         if log.exists:
             row = self.conn.execute(

@@ -47,7 +47,7 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The process ends when its input ends.
+        # ``communicate`` closes the input of the process, which ends the process.
         self._process.communicate(timeout=30)
         shutil.rmtree(self._folder, ignore_errors=True)
 

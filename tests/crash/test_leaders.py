@@ -61,7 +61,7 @@ class Leaders(ByProcess):
 
     def overtaken(self, case: Case, stopped: Stopped) -> bool:
         """Stops the command at the fault point, lets a second command work, resumes the first command, and checks that
-        it commits nothing. Returns False if the command ended before it reached the point."""
+        the first command commits nothing. Returns False if the command ended before it reached the point."""
         self.prepare(case)
         self._change_in_every_way(case)
         self.faults.arm(case.point)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ class Leaders(ByProcess):
                 return False
             asleep = _stopped(first, stopped)
             self.faults.clear()
-            # The server ends the stopped command's session by itself after its timeout.
+            # End the stopped command's session now. The server would end it only after a timeout.
             self._cut_off()
             assert wait_until(lambda: self._succeeded() == 0, SECONDS), "no command could take over"
             self.look()
@@ -132,8 +132,8 @@ class Leaders(ByProcess):
 
 
 def _counts(name: str) -> bool:
-    """Not the note ``extent`` (``log.extent``): a resumed receiver may write it, and readers ignore a note that was
-    written for another position of the log."""
+    """Whether a resumed command must leave the file unchanged. The command may write data files. It may also write the
+    note ``extent`` (``log.extent``), because readers ignore a note that was written for another position of the log."""
     return "/_delta_log/" in name or not name.endswith((*_LEFT, "_pgcdc/extent"))
 
 
@@ -183,7 +183,7 @@ def _lakes(cases: Sequence[Case]) -> list[list[Case]]:
     return [*([case] for case in first), *filter(None, [[case for case in cases if case not in first]])]
 
 
-# The command, or only its JVM, is killed at durable steps of a whole sync ---------------------------
+# A command, or only its JVM, is killed at durable steps ---------------------------------------------
 
 
 @pytest.mark.long

@@ -1,5 +1,5 @@
-"""The receiver is killed in every way, at every durable step and at random times. The log must equal the source byte
-for byte."""
+"""The receiver is killed in every way, at every durable step and at random times. The log must equal, byte for byte,
+what the source sends to a second slot."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 LEVEL = "at receiver level"
 ROUND = 25
-"""Cycles with the same database and log. More cycles would make each comparison longer."""
+"""The number of crashes (cycles) with the same database and log. With more cycles, each comparison of the whole log
+would take longer."""
 POINTS = (
     FaultPoint.SEGMENT_STAGED, FaultPoint.SEGMENT_WRITTEN, FaultPoint.SEGMENTS_MOVED, FaultPoint.BATCH_COMMITTING,
     FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED,
@@ -46,9 +47,9 @@ UNCONFIRMED = (FaultPoint.BATCH_COMMITTED, FaultPoint.BATCH_DURABLE)
 """Fault points at which the log has advanced, but its new position must not be confirmed yet."""
 ALL = (*POINTS, *POINTS, *[None] * 6)
 SURE = (FaultPoint.SEGMENT_WRITTEN, FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED)
-"""The default set: one fault point of each stage, which every run of the receiver reaches."""
+"""One fault point of each stage, which every run of the receiver reaches."""
 FEW = 20
-"""With fewer cycles than this, only fault points that every run reaches are selected."""
+"""With fewer cycles than this, only the fault points in ``SURE`` are selected."""
 KINDS = (Kind.RECEIVER, Kind.PARENT, Kind.SERVER, Kind.CUT)
 SECONDS = 180.0
 """The longest wait for anything, on a busy machine."""
@@ -98,7 +99,8 @@ class Receiver:
         self.process.stdin.close()
 
     def finish(self) -> None:
-        """Fails unless the receiver ends by itself. Its last error must be of a class that a crash explains."""
+        """Fails unless the receiver ends by itself. If its last event is an error, the error must be of a class that a
+        crash can cause."""
         assert wait_until(lambda: self.ended, SECONDS), f"still runs: {self.events()[-3:]}"
         self.leave()
         events = self.events()
@@ -192,7 +194,7 @@ class Rig:
             return Lsn(_lsn(conn, "pg_current_wal_insert_lsn()") + self.chance.randrange(200_000))
 
     def _reach(self, receiver: Receiver, point: FaultPoint | None) -> bool:
-        """Wait until the receiver has stopped at the fault point, or for a random time without a fault point. Returns
+        """Wait until the receiver has stopped at the fault point. If ``point`` is None, wait for a random time. Returns
         False if the receiver has ended."""
         if point is not None:
             assert wait_until(lambda: receiver.ended or self.faults.reached(point) is not None, SECONDS), point

@@ -1,5 +1,5 @@
-"""`pgcdc sync` is killed at every step of applying a schema change to a mirror. The source's structure changes again
-before the next sync starts."""
+"""`pgcdc sync` is killed at every step of applying a schema change to a mirror. After every second kill, the source's
+structure changes again before the next sync starts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ _RENAMES = (
 
 
 class _Stage:
-    """A source with a table and its journal, and the project whose commands are killed."""
+    """A source with a table, the chronicle (a record of the table's rows after each commit), and the project whose
+    syncs are killed."""
 
     def __init__(
         self,
@@ -100,7 +101,8 @@ class _Stage:
         for _ in range(2):
             self._project.run("sync")
         if self._project.settings["PGCDC_SCHEMA_CHANGES"] == "rewrite":
-            # This reads by delta-rs, which cannot read the widened types of ``metadata``. The comparison uses Spark.
+            # ``assert_equal`` reads with delta-rs, which cannot read the types that are widened with the setting
+            # ``schema_changes: metadata``. ``comparison`` can read these types.
             assert_equal(self._conn, self._project.lake, table)
         assert not self.comparison.compare(), step
 

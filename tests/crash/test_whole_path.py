@@ -44,7 +44,8 @@ LEVEL = "over the whole path in one process"
 ROUND = 20
 _stand = faultpoints._stop
 PATIENCE = 45.0
-"""Seconds to wait for a fault point that a sync might not reach. The next cycle then selects another point."""
+"""Seconds to wait for a fault point that a sync might not reach. The next cycle (a sync and its crash) then selects
+another point."""
 SECONDS = 400.0
 """The longest wait for anything, on a busy machine."""
 RECEIVING = (FaultPoint.BATCH_COMMITTING, FaultPoint.BATCH_DURABLE, FaultPoint.BATCH_CONFIRMED)
@@ -65,9 +66,9 @@ IN_WORKERS = (
 )  # fmt: skip
 ALL = (*RECEIVING, *COPYING, *APPLYING, *APPLYING, *[None] * 6)
 SURE = (FaultPoint.BATCH_DURABLE, FaultPoint.COPY_COMMITTING, FaultPoint.FEED_COMMITTED, FaultPoint.POINT_PUBLISHED)
-"""The default set: one fault point of each stage, which every sync reaches."""
+"""One fault point of each stage, which every sync reaches."""
 FEW = 20
-"""With fewer cycles than this, only fault points that every sync reaches are selected."""
+"""With fewer cycles than this, only the fault points in ``SURE`` are selected."""
 
 
 class Aborted(BaseException):
@@ -151,7 +152,8 @@ class InProcess(LakeRig):
         return counts
 
     def stop(self, folder: Path, point: FaultPoint) -> None:
-        """Replaces the function that stops a process at a fault point."""
+        """Replaces the function that stops a thread at a fault point. When the thread may continue, raises
+        :class:`Aborted` if the test aborts the sync at this point."""
         _stand(folder, point)
         if point is self.aborted:
             raise Aborted

@@ -54,7 +54,7 @@ def peeked(conn: psycopg.Connection[Any], slot: str, publication: str, below: in
 
 
 def logged(path: Path, below: int) -> Sent:
-    """The same messages, read from the log with delta-rs."""
+    """The messages that :func:`peeked` returns, but read from the log with delta-rs."""
     sent = Sent()
     for commit_lsn, ordinal, kind, relation, lsn, payload in _stored(path, "kind IN ('I','U','D','T','M','C')"):
         if commit_lsn is None:

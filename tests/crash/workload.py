@@ -149,7 +149,8 @@ class Writers:
         while not self._stop.is_set():
             # The source may be down. The writer then connects again.
             with suppress(psycopg.OperationalError), psycopg.connect(self.conninfo, autocommit=True) as conn:
-                # Also ends a wait for a prepared transaction, which PostgreSQL does not detect as a deadlock.
+                # The timeout also ends a wait for a prepared transaction, which PostgreSQL does not detect as a
+                # deadlock.
                 conn.execute("SET lock_timeout = '300ms'")
                 settle(self.conninfo)
                 while not self._stop.is_set():
@@ -168,8 +169,8 @@ class Writers:
                 self._stop.wait(chance.uniform(0, self.most_pause))
             self.done += 1
         except psycopg.Error:
-            # The statement failed because of a deadlock or a duplicate key. If it failed because the connection was
-            # lost, this statement fails, too.
+            # The script's statement failed, for example because of a deadlock or a duplicate key. If the cause was a
+            # lost connection, this ROLLBACK fails, too.
             conn.execute("ROLLBACK")
             if "PREPARED" in script[-1]:
                 with suppress(psycopg.errors.UndefinedObject):

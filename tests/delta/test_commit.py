@@ -118,7 +118,7 @@ def test_a_table_with_an_unsupported_feature_is_refused(rows: Rows) -> None:
         ("{}", '{"tightBounds":false}'),
     ],
 )  # fmt: skip
-def test_statistics_keep_every_digit_of_min_and_max_values(stats: str, expected: str) -> None:
+def test_setting_tight_bounds_to_false_keeps_every_digit_of_the_statistics(stats: str, expected: str) -> None:
     assert loosened(stats) == expected
 
 
@@ -143,7 +143,7 @@ def test_compaction_merges_small_files_into_one(rows: Rows) -> None:
     assert live_files(rows.path) == ()
 
 
-def test_temporary_commit_files_of_a_killed_writer_are_deleted_at_a_checkpoint(rows: Rows) -> None:
+def test_old_temporary_commit_files_of_a_killed_writer_are_deleted_at_a_checkpoint(rows: Rows) -> None:
     log = rows.path / "_delta_log"
     old, young = log / "_commit_1.json.tmp", log / "_commit_2.json.tmp"
     for staged in (old, young):
@@ -154,7 +154,7 @@ def test_temporary_commit_files_of_a_killed_writer_are_deleted_at_a_checkpoint(r
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_compaction_rewrites_the_file_with_the_most_deleted_rows(rows: Rows) -> None:
+def test_compaction_first_rewrites_the_file_with_the_most_deleted_rows(rows: Rows) -> None:
     """A turn that deletes rows of a file writes the file's whole deletion vector again. So the file with the largest
     vector is rewritten first, one file at a time."""
     compaction = Compaction(fewest_worn=4)
@@ -367,7 +367,9 @@ def test_a_table_is_created_only_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [NUMBER, MOMENT], ids=["column added later", "column from the start"])
-def test_columns_without_a_time_zone_are_declared_as_a_feature(tmp_path: Path, first: pa.Schema) -> None:
+def test_timestamp_columns_without_a_time_zone_are_declared_as_a_table_feature(
+    tmp_path: Path, first: pa.Schema
+) -> None:
     """Readers refuse a table with such columns if the table does not declare the feature."""
     table = _made(tmp_path, first)
     _filled(table, *[pa.array([1], field.type) for field in first], schema=first)
@@ -376,12 +378,12 @@ def test_columns_without_a_time_zone_are_declared_as_a_feature(tmp_path: Path, f
     assert DeltaTable(tmp_path / "t").protocol().reader_features == ["timestampNtz"]
     assert [row["a"] for row in _rows(tmp_path)] == [1, 2]
     assert (_rows(tmp_path)[0]["at"] is None) == (first is NUMBER)
-    # The checkpoint between the versions declares the same features.
+    # A checkpoint was made at version 3. It declares the same features.
     assert DeltaTable(tmp_path / "t").version() == 3
     assert _now(tmp_path).features >= {"timestampNtz", "appendOnly"}
 
 
-def test_commit_with_new_columns_also_removes_the_files_with_the_old_columns(tmp_path: Path) -> None:
+def test_one_commit_can_change_the_columns_and_remove_the_files_with_the_old_columns(tmp_path: Path) -> None:
     table = _made(tmp_path, NUMBER)
     _filled(table, pa.array([1]), schema=NUMBER)
     table = _now(tmp_path)

@@ -119,7 +119,7 @@ def test_handle_opened_before_log_files_were_deleted_reads_the_newest_version(tm
     same(early.newest(), DeltaTable(table.folder))
 
 
-def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
+def test_a_delta_log_with_a_missing_commit_is_refused(tmp_path: Path) -> None:
     table = Grown(tmp_path / "t")
     for _ in range(3):
         table.step("append")

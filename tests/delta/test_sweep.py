@@ -100,7 +100,7 @@ def test_needed_files_are_exactly_the_files_of_the_kept_versions(
         assert found == set().union(*(_names(states[version]) for version in wanted))
 
 
-def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
+def test_a_delta_log_with_a_missing_commit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "_delta_log").mkdir()
     _write(tmp_path / "_delta_log", [[("a.parquet", None)], [], []], set())
     (tmp_path / "_delta_log" / f"{1:020}.json").unlink()
@@ -208,7 +208,7 @@ def _checkpointed_rows(folder: Path) -> Rows:
     return Rows(path_of(mirror.path))
 
 
-def test_checkpoints_name_removed_files_that_were_part_of_the_table_for_days(tmp_path: Path) -> None:
+def test_checkpoints_list_removed_files_only_if_they_were_in_the_table_for_days(tmp_path: Path) -> None:
     rows = _checkpointed_rows(tmp_path)
     long, short = remove_an_old_and_a_young_file(rows)
     assert (rows.delta.number % 5, removed_in_checkpoint(rows.path)) == (0, {long})

@@ -1,6 +1,6 @@
 """Delta logs after a power cut, which may leave torn files: empty, cut, or partly zeros. Torn files are always
-detected. Recovery renames a torn commit and all later commits (moves them aside), so that no reader sees them. It does
-not do so if a consistent point needs a torn commit.
+detected. Recovery renames a torn commit and all later commits (moves them aside), so that no reader sees them. If a
+consistent point needs a torn commit, recovery moves nothing aside.
 
 A *ledger* is a small Delta table to which syncs only append rows, such as the list of consistent points.
 """
@@ -173,7 +173,7 @@ def test_commits_are_deleted_only_after_their_checkpoint_is_durable(
     assert len(opened(left / "t").files) == 4
 
 
-def test_delta_log_without_a_valid_first_commit_is_created_again(tmp_path: Path) -> None:
+def test_delta_log_without_a_valid_first_commit_counts_as_missing_after_recovery(tmp_path: Path) -> None:
     table = Grown(tmp_path / "t")
     table.damage(0, lambda content: content.splitlines(keepends=True)[0].rstrip())
     assert recover(Location.of(table.folder)).aside == (commit_name(0),)
@@ -181,9 +181,11 @@ def test_delta_log_without_a_valid_first_commit_is_created_again(tmp_path: Path)
 
 
 @pytest.mark.parametrize("last", ["metaData", "protocol"])
-def test_delta_log_whose_first_commit_was_cut_after_a_line_is_created_again(tmp_path: Path, last: str) -> None:
-    """In the first commit, Spark writes the protocol last, and delta-rs writes the columns last. Neither records the
-    number of lines."""
+def test_delta_log_whose_first_commit_was_cut_after_a_line_counts_as_missing_after_recovery(
+    tmp_path: Path, last: str
+) -> None:
+    """In the first commit, Spark writes the protocol last, and delta-rs writes the columns last. Neither engine records
+    the number of lines."""
     table = Grown(tmp_path / "t")
     lines = (table.log / commit_name(0)).read_bytes().splitlines()
     left = b"".join(line + b"\n" for line in lines if not line.startswith(f'{{"{last}"'.encode()))
@@ -193,8 +195,9 @@ def test_delta_log_whose_first_commit_was_cut_after_a_line_is_created_again(tmp_
 
 
 def test_torn_checksum_files_of_other_writers_are_deleted(table: Grown) -> None:
-    """If the checksum file is damaged, Hadoop rejects even an intact file, so Spark could not read it. Files that a
-    point depends on were synced, so they are intact."""
+    """If the checksum file of a commit is damaged, Hadoop rejects the commit even if it is intact, so Spark could not
+    read it. Recovery does not delete the checksum files of commits that a point needs, because these files were synced
+    before the point was published."""
     rival = DeltaTable(table.folder)
     for _ in range(2):
         rival.alter.set_table_properties({"delta.checkpointInterval": "10"})
@@ -282,7 +285,7 @@ LOG_DAMAGES: tuple[LogDamage, ...] = (_missing, _half_written, _emptied, *map(_f
 
 
 @pytest.mark.spark
-def test_damaged_log_file_is_named_and_none_of_its_rows_are_applied(
+def test_error_names_a_damaged_log_file_and_no_row_of_the_file_reaches_a_feed(
     database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
     """In the change log, rows of small tables are in the same file as the batch's Relation messages and catalog facts.

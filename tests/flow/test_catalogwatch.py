@@ -339,7 +339,7 @@ def test_table_renamed_back_is_not_listed_at_lsns_where_it_had_another_name(run:
 
 def test_table_that_was_a_partition_between_two_checks_is_listed_only_from_the_second_check(run: Run) -> None:
     """The second check shows only that catalog rows of quiet have changed since the first check. So quiet may have been
-    a partition of any table, and no table is listed below the LSN of the second check."""
+    a partition of any table, and no new point lists a table below the LSN of the second check."""
     points, catalog = run.work.progress.points, run.sync._catalog
     run.user.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     assert run.listed() == {QUIET, T}

@@ -115,7 +115,8 @@ def _tear(rig: Rig, table: str) -> None:
 @pytest.mark.long
 def test_unreadable_delta_log_is_moved_aside_by_a_new_copy(rig: Rig) -> None:
     """The operator requests the copy by `pgcdc snapshot TABLE`. Until then, the damaged tables are set aside and the
-    other tables continue. Only the table ``feed_commit`` is not set aside, because its feed is begun again."""
+    other tables continue. Only the table ``feed_commit`` is not set aside, because its feed is begun again. After the
+    copy, all damaged tables continue."""
     for name in UNREADABLE:
         rig.conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)".encode())
     rig.setup()

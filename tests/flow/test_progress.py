@@ -449,7 +449,7 @@ def test_catalog_check_keeps_the_state_of_a_copy_that_starts_during_the_check(pr
     assert progress[B.name].state is TableState.COPYING
 
 
-def test_a_table_is_unchanged_since_the_lsn_in_its_mirrors_delta_log(tmp_path: Path) -> None:
+def test_table_without_changes_counts_as_unchanged_since_the_lsn_in_its_mirrors_delta_log(tmp_path: Path) -> None:
     """A later run takes this LSN from the Delta log of the mirror. It does not take the higher LSN of the newest point,
     because that point is higher only because other tables have changed."""
     layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))

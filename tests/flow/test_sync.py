@@ -204,8 +204,8 @@ def test_run_ends_when_every_table_is_set_aside(rig: Rig) -> None:
 def test_copy_that_is_outdated_at_its_end_is_repeated_by_the_next_sync(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the copy of table u ends, the publication lacks u for a moment, so the stream may lack changes of u. The stored
-    state of u gives this reason.
+    """Before the copy of table u ends, the publication lacks u for a moment, so the stream may lack changes of u. The
+    stored state of u gives this reason.
 
     The test prevents a second round of copies in the first sync. Otherwise the first sync would repeat the copy
     itself, because it has not reached its end LSN yet.
@@ -576,7 +576,7 @@ def test_json_documents_from_the_first_copy_to_maintenance_match_their_schemas(r
     rig.conn.execute("INSERT INTO t VALUES (51, 'new')")
     rig.sync()
     behind = _status(rig)
-    # Only the mirror of t lacks a transaction, so only t has a lag in seconds above 0. Both tables have a lag in bytes.
+    # Only the mirror of t lacks a transaction, so only t has a lag in seconds. Both tables have a lag in bytes.
     lag = _by_table(behind, "lag_seconds")
     assert lag["public.t"] > 0
     assert behind["lag_seconds"] == lag["public.t"]

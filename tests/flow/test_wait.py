@@ -1,5 +1,5 @@
-"""A client that has written to the source can read its own writes after `Lake.wait`, even if nothing else is
-written."""
+"""While a sync in follow mode runs, a client can read its own writes after `Lake.wait`, even if nothing else is written
+to the source."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ SECONDS = 180.0
 
 @dataclass
 class Derived:
-    """The change log of a history whose tables were empty at the start of the log."""
+    """The change log of a history, and the feeds derived from this log. The history's tables were empty at the start of
+    the log."""
 
     journal: Journal
     layout: Layout
@@ -68,8 +69,9 @@ class Derived:
         return [start, *(lsn for lsn in commits if start < lsn < end), end]
 
     def apply(self, table: Table, boundaries: Sequence[Lsn]) -> PlainMirror:
-        """Makes the mirror, and applies one turn from each of ``boundaries`` to the next. Compares the mirror with the
-        source after each turn that changed the mirror, and after the last turn."""
+        """Makes a new mirror of the table, and applies the table's changes in turns: each turn begins at one of
+        ``boundaries`` and ends at the next boundary. Compares the mirror with the source after each turn that changed
+        the mirror, and after the last turn."""
         shutil.rmtree(path_of(self.layout.mirror(table.name)), ignore_errors=True)
         mirror = PlainMirror(self.layout, self.log.identity, table, boundaries[0])
         part = self.parts.get(title(table))
@@ -81,8 +83,9 @@ class Derived:
         return mirror
 
     def repair(self, mirror: PlainMirror, at: Lsn, touched: LsnRange, *, damaged: bool) -> None:
-        """Repairs the LSN range ``touched`` in a mirror that is at LSN ``at``. ``damaged``: first deletes from the
-        mirror all rows that the range changed, and puts back the rows that the range deleted."""
+        """Repairs the LSN range ``touched`` in a mirror that is at LSN ``at``. ``damaged``: whether the mirror is
+        damaged before the repair. The damage deletes from the mirror all rows that the range changed, and puts back the
+        rows that the range deleted."""
         part = self.parts.get(title(mirror.table))
         if part is None:
             return
@@ -92,7 +95,8 @@ class Derived:
         self.assert_equal(mirror, at)
 
     def assert_net_changes(self, mirror: PlainMirror, boundaries: Sequence[Lsn]) -> None:
-        """Compares the net change between each two neighbouring boundaries, and over all of them, with the source."""
+        """Compares net changes of the mirror with the source: the net change from each boundary to the next boundary,
+        from the first boundary to the last, and from the last back to the first."""
         keys = [column.name for column in mirror.table.key_columns]
         for a, b in [*pairwise(boundaries), (boundaries[0], boundaries[-1]), (boundaries[-1], boundaries[0])]:
             before, after = (DeltaLog(mirror.mirror.path).at(mirror.versions[lsn]) for lsn in (a, b))
@@ -150,7 +154,7 @@ def _receive(workload: Workload, settings: Settings, publications: tuple[str, ..
 
 
 def _derived(log: ChangeLog, tables: Sequence[Table]) -> dict[str, FeedPart]:
-    """The feeds of the whole log, by :func:`title`. They are derived by one task."""
+    """The feeds of the whole log, by the table's :func:`title`. One task derives all of them."""
     span = LsnRange(log.start, log.position())
     by_name = {table.name: table for table in tables}
     router = Router.of(tables)

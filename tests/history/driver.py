@@ -1,4 +1,5 @@
-"""Plays a random history with whole syncs: the engine in this process, real receivers, the session's Spark."""
+"""Plays a random history with whole syncs. The engine runs in this process, with real receiver processes and with the
+Spark session that all tests share."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ SLOW = settings(
     deadline=None, print_blob=True, database=None, suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.generate),
 )  # fmt: skip
-"""One example takes seconds. A failing example is printed with its blob (for ``@reproduce_failure``) and not shrunk."""
+"""Settings of hypothesis for tests of which one example takes seconds. Hypothesis prints a failing example with its
+blob (for ``@reproduce_failure``), and does not shrink the example."""
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Project:
         return Engine(chosen, self.conninfo, self.observer, lambda: self.spark, "test")
 
     def sync(self, operation: Operation | None = None, *, anew: Sequence[Spec] = (), **bounds: Any) -> SyncReport:
-        """Runs one sync. Fails if the sync sets a table aside."""
+        """Runs one sync. Fails if the sync sets a table aside. ``anew``: tables that the sync copies again."""
         sizes: dict[str, Any] = {}
         if operation is not None:
             sizes = {"batch_bytes": operation.batch_bytes, "range_bytes": 10_000}
@@ -188,7 +190,7 @@ def _assert_arrived(at: Project, operation: Operation) -> None:
 
 def _read_own_writes(at: Project, written: int) -> None:
     """Calls `Lake.wait` for the last written position while a sync runs, as a reader does after its own COMMIT. The
-    rows of the point that it returns must equal the source's rows at that position."""
+    rows of the point that `wait` returns must equal the source's rows at that position."""
     point = Lake(at.lake).wait(written, SECONDS)
     versions = {spec.title: point.versions[TableName(spec.schema, spec.name)] for spec in at.specs}
     at.journal.assert_equal_at(at.lake, written, versions, at.journal.commits())
@@ -198,7 +200,8 @@ def _read(at: Project, written: int) -> None:
     """Checks what readers get besides rows: the point at which everything that was written can be read, net changes
     between random points, and the SQL that undoes the changes since a random point."""
     lake, commits = Lake(at.lake), at.journal.commits()
-    # Of several points at one LSN, readers get the newest. An older one may list a table that is now copied again.
+    # Of several points at one LSN, readers get the newest point. An older point at this LSN may list a table that the
+    # newest point lacks, because the table is being copied again.
     now, points = lake.wait(written, timeout=0).lsn, dict(published(at.lake))
     chance = random.Random(len(points))
     for spec in at.specs:
@@ -219,7 +222,8 @@ def _read(at: Project, written: int) -> None:
 
 
 def _sync(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
-    """Runs up to ``cuts`` syncs, each up to an LSN in the new WAL. Some of these LSNs are inside transactions."""
+    """Runs up to ``cuts`` syncs. The last sync ends at the newest commit. Each earlier sync ends at an LSN in the WAL
+    that was written since the last operation. This LSN may be inside a transaction."""
     new = [lsn for lsn in at.workload.positions if lsn > at.written]
     goals = sorted(random.Random(operation.pick).sample(new, min(operation.cuts, len(new)) - 1)) if new else []
     for goal in goals:
@@ -228,7 +232,8 @@ def _sync(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
 
 
 def _until(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
-    """Syncs to an earlier LSN. The mirrors must then equal the source at that LSN."""
+    """Syncs up to the LSN that the source had after some earlier step. The mirrors must then equal the source at the
+    LSN of the newest point."""
     positions = at.workload.positions or [0]
     goal = positions[-1 - operation.pick % len(positions)]
     _while_running(at, lambda: at.sync(operation, until=Lsn(goal)), beside)
@@ -236,7 +241,8 @@ def _until(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
 
 
 def _copy(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
-    """Copies some tables again. The copy's snapshot waits for open transactions, so these are ended."""
+    """Copies some tables again. The copy's snapshot waits for open transactions, so the workload ends all its
+    transactions."""
     chosen = [spec for place, spec in enumerate(at.specs) if operation.pick >> place & 1]
     if not beside:
         at.workload.finish(random.Random(operation.pick))
@@ -244,8 +250,8 @@ def _copy(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
 
 
 def _ahead(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
-    """Only receives changes, so that the log is ahead of the mirrors. Then applies the changes of one table by hand, up
-    to the end of a batch."""
+    """Receives changes without applying them, so that the log is ahead of the mirrors. Then derives and applies the
+    changes of one table, up to the end of a batch."""
     start = published(at.lake)[-1][0]
     _receive(at, operation.batch_bytes)
     log = ChangeLog(at.settings.layout).open()
@@ -293,8 +299,8 @@ def _repair(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
 
 
 def _again(at: Project, spec: Spec, act: Callable[[TableName], Any]) -> bool:
-    """Runs ``act`` for the table. Returns False if it was refused, which is allowed only if the log lacks values that a
-    repair of the table needs."""
+    """Runs ``act`` (a repair, or an apply of an earlier range) for the table. Returns False if pgcdc refuses. pgcdc may
+    refuse only if the table has no key, or if the log may lack large values of the table that did not change."""
     try:
         act(TableName(spec.schema, spec.name))
     except NotRepairable:
@@ -328,7 +334,8 @@ def _while_running(at: Project, run: Callable[[], Any], steps: Sequence[Step], *
 
 
 def run_concurrently(run: Callable[[], Any], act: Callable[[], None]) -> None:
-    """Calls ``act`` in this thread while ``run`` is called in another thread. Raises an error of either."""
+    """Calls ``act`` in this thread while ``run`` is called in another thread. Raises the error if one of the two calls
+    fails."""
     failures: list[BaseException] = []
 
     def running() -> None:

@@ -1,4 +1,5 @@
-"""A mirror that is made without Spark. It is a real Delta table, which the project's own merge and commits change."""
+"""A mirror that is made without Spark. The mirror is a real Delta table. The package's own code for merges and commits
+changes it."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ _FEATURES = ["deletionVectors", "columnMapping", "timestampNtz"]
 
 @dataclass
 class PlainMirror:
-    """The mirror of one table. It is empty at ``start``. ``versions``: its Delta version at each LSN to which changes
-    were applied."""
+    """The mirror of one table. It is empty at ``start``. ``versions``: the mirror's Delta version at each LSN up to
+    which changes were applied."""
 
     layout: Layout
     identity: Identity
@@ -84,8 +85,9 @@ class PlainMirror:
             merged(opened(mirror.path), effects, {})
 
     def damage(self, touched: LsnRange) -> None:
-        """Deletes the rows that the range changed. Puts back rows from before the range, if their key exists neither
-        after the range nor now."""
+        """Damages the mirror: deletes the rows whose last change is in the range ``touched``, and puts back rows that
+        the mirror had before the range. A row is put back only if its key is missing both at the end of the range and
+        in the mirror's newest version."""
         mirror, kept = self.mirror, self._keys(None) | self._keys(self.versions[touched.end])
         old = self._at(self.versions[touched.start])
         back = [place for place, key in enumerate(self._key_texts(old)) if key not in kept]

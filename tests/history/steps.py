@@ -25,7 +25,8 @@ is selected more often."""
 
 @dataclass(frozen=True)
 class Step:
-    """One statement of one connection. ``seed`` and ``pick`` select the rows among those that exist at that time."""
+    """One statement of one connection. ``seed`` and ``pick`` select the rows to change, among the rows that exist when
+    the step runs."""
 
     op: str
     connection: int
@@ -69,7 +70,7 @@ def _steps(**more: int) -> st.SearchStrategy[Step]:
 
 STEPS = _steps()
 _LONG_STEPS = _steps(default=4)
-"""Steps that also change defaults of the database."""
+"""Random steps like :data:`STEPS`. Some of them change default settings of the database."""
 _SPECS = tables()
 OPERATIONS = st.builds(
     Operation,
@@ -83,8 +84,8 @@ OPERATIONS = st.builds(
 
 def undisturbed() -> list[Step]:
     """Steps that every history needs: each rare statement on each table, while no other connection holds a lock, and
-    each way to end a transaction. A random history may lack them, even with a fixed seed, because hypothesis also uses
-    constants of the source code, and so generates different steps after a change of the code."""
+    each way to end a transaction. A random history may lack some of these steps, even with a fixed seed: hypothesis
+    also uses constants of the source code, and so generates different steps after a change of the code."""
     ended = [Step("commit", connection, 0, 0, 0) for connection in range(CONNECTIONS)]
     ended += [Step("finish prepared", 0, 0, 0, number) for number in range(3)]
     acts = [Step(op, 0, 0, 0, 0) for op in ("begin", "savepoint", "insert", "rollback to", "rollback")]
@@ -98,7 +99,8 @@ def undisturbed() -> list[Step]:
 
 
 def long_histories(parts: int, steps: int, encoding: str) -> st.SearchStrategy[History]:
-    """Like :func:`histories`, in a database of this encoding, with unlogged partitions and changes of defaults."""
+    """Like :func:`histories`, but in a database of this encoding, with UNLOGGED partitions, and with steps that change
+    default settings of the database."""
     return histories(parts, steps, _LONG_STEPS, tables(encoding, unlogged=True), encoding)
 
 
@@ -109,8 +111,8 @@ def histories(
     """Histories of up to ``parts`` parts. Each part has up to ``steps`` steps, and then one :class:`Operation`. The
     tables have some rows at the start.
 
-    The simplest example (no step with a seed) is excluded. Hypothesis runs it first, so a test with only one example
-    would run nothing else.
+    The simplest example is excluded: no steps between the operations, or only steps with seed 0. Hypothesis runs this
+    example first, so a test with only one example would run nothing else.
     """
     first = [Step("insert", 0, table, 0, seed) for table in range(5) for seed in range(4)]
     first.append(Step("commit", 0, 0, 0, 0))

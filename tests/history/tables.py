@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from tests.history.values import KEYS, LARGE, VALUES, Kind, fitting
 
 Form = Literal["primary", "full", "index", "index beside primary", "deferrable", "bag", "inserts"]
-"""How the stream identifies old rows. ``full``: a key and REPLICA IDENTITY FULL. ``deferrable``: a deferrable primary
-key and FULL. ``bag``: FULL without a key. ``inserts``: no replica identity."""
+"""How the stream identifies old rows. ``primary``: by the primary key. ``full``: a primary key and REPLICA IDENTITY
+FULL. ``index``: REPLICA IDENTITY USING INDEX, without a primary key. ``index beside primary``: the same, with a primary
+key on another column. ``deferrable``: a deferrable primary key and FULL. ``bag``: FULL without a key. ``inserts``: no
+replica identity."""
 
 TABLE_NAMES = ("plain", "Select", "odd table", 'qu"ote', "dots.in.it", "ümlaut 😀", "percent%20", "x" * 63)
 COLUMN_NAMES = (
@@ -45,7 +47,7 @@ class Spec:
     numbered: bool = False
     """Whether one of the table's columns is filled by a sequence."""
     parent: Spec | None = None
-    """The table that this table's foreign key references. It has one key column."""
+    """The table that this table's foreign key references. The referenced table has one key column."""
     action: str = "CASCADE"
     unlogged: bool = False
     """Whether one of the table's partitions is UNLOGGED. The mirror has no rows of this partition."""

@@ -14,7 +14,7 @@ class Kind:
     type: str
     pool: tuple[str, ...] = field(repr=False)
     spare: str | None = None
-    """A value that no row has, through which two rows can swap their values."""
+    """A value that no row has. To swap the values of two rows, one row gets this value for a moment."""
     toasted: bool = False
 
     def value(self, chance: random.Random, *, null: bool = True) -> str:

@@ -49,7 +49,8 @@ class Session:
             self.open, self.savepoints = True, 0
 
     def end(self, how: str) -> bool:
-        """Ends the transaction by COMMIT, ROLLBACK or PREPARE. Returns False if a deferred constraint was violated."""
+        """Ends the transaction by COMMIT, ROLLBACK or PREPARE. Returns False if a deferred constraint was violated, and
+        the transaction was therefore rolled back."""
         self.open = self.exclusive = False
         try:
             self.conn.execute(how.encode())
@@ -68,8 +69,8 @@ class Workload:
     sessions: list[Session] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
-    """By name: how many statements succeeded, including those whose transaction was rolled back later. Refused
-    statements are not counted."""
+    """By the name of the step: how many steps took effect, including steps whose transaction was rolled back later.
+    Refused steps are not counted."""
     refused: Counter[str] = field(default_factory=Counter)
     positions: list[int] = field(default_factory=list)
     """The WAL insert position after each step. A sync may get any of these positions as its endpos."""
@@ -164,8 +165,8 @@ class Workload:
             self._count(f"{how.lower()} prepared", True)
 
     def _default(self, session: Session, chance: random.Random) -> None:
-        """Changes or resets a default setting of the database, or of its owner in this database. It applies to new
-        connections."""
+        """Changes or resets a default setting of the database, or of the database's owner in this database. The new
+        default applies to new connections."""
         change, role = chance.choice(HOSTILE), chance.choice((None, USER))
         change = f"SET {change}" if chance.random() < 0.7 else f"RESET {change.split()[0]}"
         self.conn.execute(default(change, role).encode())
@@ -202,8 +203,8 @@ class Workload:
 
 @dataclass
 class Acts:
-    """The statements that change a table in a transaction. To select rows, a statement sorts all rows by their text,
-    and takes them from the place ``pick``. So a repetition selects the same rows."""
+    """The statements that change a table in a transaction. To select rows, a statement sorts all rows of the table by
+    their text, and takes the rows from number ``pick`` on. So a repeated history selects the same rows."""
 
     conn: psycopg.Connection[Any]
     spec: Spec
@@ -221,7 +222,7 @@ class Acts:
         self._update(self._some(self.spec.values))
 
     def touch(self) -> None:
-        """Updates a row without its large values, so these are not sent again."""
+        """Updates rows, but not their large values. So the stream does not contain the large values again."""
         self._update(self._some([column for column in self.spec.values if column.kind is not LARGE]))
 
     def rekey(self) -> None:

@@ -37,7 +37,8 @@ FIRST = datetime.fromisoformat("0001-01-01 00:00:00+00:00")
 LAST = datetime.fromisoformat("9999-12-31 23:59:59.999999+00:00")
 LARGE: Final = Decimal("123456789012345678.25")
 A, B = Lsn(0x100), Lsn(0x200)
-"""The points. Column ``name`` becomes ``full name``, ``amount`` gets ten digits more, and ``tags`` is new at B."""
+"""The LSNs of the two points. Between them, column ``name`` is renamed to ``full name``, ``amount`` gets ten more
+digits, and ``tags`` is added."""
 
 
 def _row(number: int, at: datetime = FIRST, x: float | None = 1.5, amount: str = "1.50") -> dict[str, Any]:
@@ -56,7 +57,8 @@ ROWS_B: Final = [
 
 
 def made(root: Location) -> Layout:
-    """At A, ``orders`` has five rows in two row groups. At B, rows 1 and 5 are deleted and row 6 is new."""
+    """Makes the lake. At A, ``orders`` has five rows in two row groups. At B, rows 1 and 5 are deleted and row 6 is
+    new."""
     layout, points = Layout.of(root), ConsistentPoints(Layout.of(root))
     orders, odd = layout.mirror(ORDERS), layout.mirror(ODD)
     for folder, schema in ((orders, BEFORE), (odd, pa.schema([("id", pa.int64()), ("select", pa.string()), _RAW]))):

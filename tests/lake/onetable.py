@@ -43,7 +43,7 @@ Row = Mapping[str, str | None]
 
 
 class OneTable:
-    """Values are texts, as PostgreSQL writes them. Columns that are not given are NULL."""
+    """The values of rows are texts, as PostgreSQL writes them. Columns that a row does not name are NULL."""
 
     def __init__(self, root: Path | Location, rows: Sequence[Row] = (), table: Table = T) -> None:
         self.layout, self.table, self.lake = Layout.of(root), table, Lake(root)
@@ -55,7 +55,8 @@ class OneTable:
 
     def turn(self, end: int, *changes: tuple[Any, ...], lsn: int | None = None, publish: bool = True) -> None:
         """Applies one transaction, which commits just below ``end``. Each change is an operation of the feed and a row.
-        Only the feed gets the row's entry ``_pgcdc_unchanged``: the attnums of columns whose values were not sent."""
+        A row may have the entry ``_pgcdc_unchanged``: the attnums of columns whose values were not sent. Only the feed
+        gets this entry."""
         at = Lsn(end - 1 if lsn is None else lsn)
         self._derive(at, end, changes)
         before = {row["id"]: row for row in self.rows()}

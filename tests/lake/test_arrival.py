@@ -1,8 +1,8 @@
 """`Lake.wait` returns as soon as the mirrors contain all changes below an LSN. Here the tests write the change log
 themselves. `tests/flow/test_wait.py` tests the same with a PostgreSQL source.
 
-A *note* is a file of the receiver. It says that the log, while its position is X, lacks no transaction below an LSN Y
-above X.
+A *note* is a file that the receiver writes. It has two LSNs, X and a higher Y, and says: as long as the log's position
+is X, the log has every transaction that ends at or below Y.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def log(tmp_path: Path) -> ChangeLog:
 
 
 def batch(log: ChangeLog, at: int, relation_id: int = 1) -> None:
-    """A transaction that ends at ``at + 50``, where the batch ends, too."""
+    """Commits a batch with one transaction, which changes the relation. The transaction and the batch end at ``at +
+    50``."""
     writer_of(log)[0].commit(frames_of(at, relation_id), [StagedSegments()], Lsn(at + 50))
 
 
@@ -82,7 +83,7 @@ def test_wait_returns_a_point_below_the_lsn_if_the_log_has_no_change_between_the
     assert not arrived(log, 301)
 
 
-def test_wait_waits_for_changes_of_a_listed_table_above_the_point(log: ChangeLog) -> None:
+def test_wait_waits_for_changes_above_the_point_of_a_table_that_the_point_lists(log: ChangeLog) -> None:
     batch(log, 200)
     assert not arrived(log, 150)
     publish_at(ConsistentPoints(log.layout), 250, {LISTED: 2})
@@ -102,7 +103,7 @@ def test_wait_waits_for_changes_of_a_relation_without_a_mirror(log: ChangeLog) -
 
 
 def test_wait_waits_for_changes_of_a_renamed_table(log: ChangeLog) -> None:
-    """The state of the table under its earlier name has the same OID."""
+    """The table states still have the table's OID under its earlier name."""
     TableStates(log.layout).set(replace(T, oid=1, name=TableName("public", "former")), TableState.MOVED, START)
     batch(log, 200)
     assert not arrived(log, 250)
@@ -121,7 +122,7 @@ def test_wait_waits_for_logical_messages_above_the_point(log: ChangeLog, monkeyp
 
 def test_note_applies_only_while_the_log_has_the_position_in_the_note(log: ChangeLog) -> None:
     """First the log is at the note's position, so `wait` accepts each LSN up to the note's second LSN, 500. Then the
-    log is at 400."""
+    log moves to 400, so the note no longer applies, and `wait` accepts each LSN up to 400."""
     Extent(log.layout).note(START, Lsn(500))
     assert arrived(log, 500)
     assert not arrived(log, 501)
@@ -152,7 +153,7 @@ def test_receiver_writes_notes_at_intervals_and_at_the_end_of_its_connection(log
     assert arrived(log, 300)
 
 
-def test_wait_ends_as_soon_as_the_point_is_published(log: ChangeLog) -> None:
+def test_wait_ends_soon_after_a_point_at_the_lsn_is_published(log: ChangeLog) -> None:
     batch(log, 200)
     begun = threading.Event()
 

@@ -28,7 +28,7 @@ from tests.lake.onetable import DELETE, INSERT, NAME, OLD, OWNER, TRUNCATE, UPDA
 from tests.memorystore import lake_in_memory
 
 
-def test_importing_the_package_imports_no_other_library() -> None:
+def test_importing_the_package_imports_no_large_library() -> None:
     """The class ``Lake`` needs only the libraries that the package ``pgcdc_reader`` requires."""
     code = (
         "import sys, pgcdc_assets; "
@@ -54,7 +54,7 @@ def test_reading_an_lsn_below_the_first_point_is_refused(tmp_path: Path) -> None
         Lake(tmp_path).at().arrow("orders")
 
 
-def test_a_time_selects_the_newest_point_that_was_published_before_it(tmp_path: Path) -> None:
+def test_a_time_selects_the_newest_point_that_was_published_at_or_before_this_time(tmp_path: Path) -> None:
     points = ConsistentPoints(Layout.of(tmp_path))
     times = []
     for lsn in (100, 200, 300):
@@ -73,7 +73,7 @@ def test_a_time_selects_the_newest_point_that_was_published_before_it(tmp_path: 
 
 
 @pytest.mark.parametrize("wrong", [1.5, True, b"0/64", [100], date(2026, 1, 1)])
-def test_a_value_of_a_wrong_type_is_refused_by_every_call(tmp_path: Path, wrong: Any) -> None:
+def test_value_of_a_wrong_type_is_refused_by_every_call_that_takes_an_lsn(tmp_path: Path, wrong: Any) -> None:
     ConsistentPoints(Layout.of(tmp_path)).publish(Lsn(100), {}, {}, messages=Lsn(100))
     lake = Lake(tmp_path)
     calls: list[Callable[[Any], object]] = [
@@ -149,7 +149,7 @@ def test_history_lists_every_change_of_a_row_with_its_transaction(tmp_path: Path
     assert changes_in(at.lake.at().history(NAME, 7)) == []
 
 
-def test_history_takes_values_that_were_not_sent_from_earlier_changes(tmp_path: Path) -> None:
+def test_history_completes_unsent_values_from_earlier_changes_of_the_row(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "copied"}])
     at.turn(200, (UPDATE, {"id": "1", "n": "1.00", "_pgcdc_unchanged": [2]}))
     at.turn(300, (UPDATE, {"id": "1", "v": "sent", "at": "infinity"}))
@@ -162,7 +162,7 @@ def test_history_takes_values_that_were_not_sent_from_earlier_changes(tmp_path: 
     assert [row["_pgcdc_raw"] for row in rows] == [None, [("at", "infinity")], [("at", "infinity")], None]
 
 
-def test_history_of_a_row_has_its_key_change_and_each_truncate(tmp_path: Path) -> None:
+def test_history_of_a_row_shows_changes_of_its_key_and_each_truncate(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "x"}, {"id": "3"}])
     at.turn(200, (OLD, {"id": "1"}), (UPDATE, {"id": "2", "v": "x", "_pgcdc_unchanged": [2]}))
     at.turn(300, (TRUNCATE, {}))
@@ -198,7 +198,7 @@ def test_history_of_a_wrong_key_is_refused(tmp_path: Path, key: Any, message: st
         at.lake.at().history(NAME, key)
 
 
-def test_a_table_without_a_key_has_no_history_of_a_row(tmp_path: Path) -> None:
+def test_history_of_a_row_of_a_table_without_a_key_is_refused(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1"}], replace(T, key=()))
     with pytest.raises(UsageError, match="has no key"):
         at.lake.at().history(NAME, 1)

@@ -78,7 +78,7 @@ def test_diff_omits_rows_that_only_a_compaction_wrote_again(tmp_path: Path) -> N
     assert changed_rows(at.lake.diff(NAME, 200, 100)) == [("insert", None, (3, "three"))]
 
 
-def test_diff_reads_only_rows_that_were_written_between_its_two_points(
+def test_diff_reads_only_rows_that_were_written_or_deleted_between_its_two_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = OneTable(tmp_path, [{"id": str(number)} for number in range(1000)])
@@ -98,7 +98,7 @@ def test_diff_reads_only_rows_that_were_written_between_its_two_points(
     assert netchange._Side(version(at, 300), version(at, 400)).count == 1, "the other rows of the file stay"
 
 
-def test_diff_shows_a_truncate_as_a_delete_of_each_row(tmp_path: Path) -> None:
+def test_diff_shows_a_truncate_as_deletes_of_the_rows_that_were_not_inserted_again(tmp_path: Path) -> None:
     at = OneTable(tmp_path, ROWS)
     at.turn(200, (TRUNCATE, {}), (INSERT, {"id": "2", "v": "two"}))
     assert [row[:2] for row in changed_rows(at.lake.diff(NAME, 100))] == [
@@ -258,7 +258,7 @@ def found(**values: str) -> str:
     return " AND ".join(equals(name, values.get(name), pa.int32() if name == "id" else pa.string()) for name in names)
 
 
-def test_undo_of_a_range_reverts_only_rows_that_still_have_the_values_at_its_end(tmp_path: Path) -> None:
+def test_undo_of_a_range_reverts_only_rows_that_still_have_the_values_at_the_ranges_end(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "one"}, {"id": "2", "v": "it's"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "ONE", "n": "NaN"}), (DELETE, {"id": "2"}), (INSERT, {"id": "3"}))
     sql = at.lake.undo(NAME, 100, 200)
@@ -282,7 +282,7 @@ def test_the_dollar_quote_of_the_undo_block_occurs_in_no_value(tmp_path: Path) -
     assert at.lake.undo(NAME, 100).startswith("DO $undo2$\n")
 
 
-def test_undo_of_one_transaction_leaves_the_changes_of_others(tmp_path: Path) -> None:
+def test_undo_of_one_transaction_leaves_the_changes_of_other_transactions(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "one"}, {"id": "2", "v": "two"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "ONE"}), publish=False)
     at.turn(300, (UPDATE, {"id": "2", "v": "TWO"}))

@@ -65,12 +65,12 @@ def test_each_reader_gives_all_values_at_points_a_and_b(lake: Lake, reader: str)
     assert same(rows(READERS[reader](lake.at())), ROWS_B)
 
 
-def test_delta_rs_reads_the_same_rows_at_point_a(lake: Lake) -> None:
+def test_delta_rs_reads_the_expected_rows_at_point_a(lake: Lake) -> None:
     """delta-rs is an independent reader. It can read only point A, because at B a column has a widened type."""
     assert same(rows(by_delta_rs(lake.at(A), ORDERS)), ROWS_A)
 
 
-def test_each_reader_works_in_an_object_store(lake_in_bucket: Lake) -> None:
+def test_each_reader_works_with_a_lake_in_an_object_store(lake_in_bucket: Lake) -> None:
     at = lake_in_bucket.at(B)
     for read in READERS.values():
         assert same(rows(read(at)), ROWS_B)
@@ -154,7 +154,7 @@ def test_sql_reads_schemas_whose_names_duckdb_uses_itself(tmp_path: Path) -> Non
 
 
 def test_table_name_without_a_schema_in_sql_means_schema_public(tmp_path: Path) -> None:
-    """It also means ``public`` if a schema has a name that DuckDB uses itself, like ``main``."""
+    """This is true even if another schema has a name that DuckDB uses itself, like ``main``."""
     schemas = "main", "public"
     written_tables(Location.of(tmp_path), {TableName(schema, "t"): pa.table({"name": [schema]}) for schema in schemas})
     assert Lake(tmp_path).at().sql("FROM t")["name"].to_pylist() == ["public"]
@@ -165,7 +165,7 @@ def test_sql_that_returns_no_result_is_refused(lake: Lake) -> None:
         lake.at().sql("")
 
 
-def test_sql_does_not_read_variables_of_the_program(lake: Lake) -> None:
+def test_sql_does_not_read_python_variables_of_the_caller(lake: Lake) -> None:
     import duckdb
 
     mirrors = pa.table({"id": [1]})
@@ -307,7 +307,7 @@ def _made(root: Path, files: int) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("reader", ["batches", "duckdb", "polars"])
-def test_memory_does_not_grow_with_the_table(lakes: list[Path], reader: str) -> None:
+def test_memory_of_a_reader_does_not_grow_with_the_table(lakes: list[Path], reader: str) -> None:
     """If the whole table were read into Arrow, the larger table would need some 500 MB more."""
     small, large = (
         int(subprocess.run([sys.executable, "-c", READ, root, reader], check=True, capture_output=True).stdout)

@@ -49,7 +49,7 @@ SECONDS = 120.0
 
 @dataclass
 class Pipeline:
-    """Publication ``p``, one slot, and the tables that :meth:`follow` found in it."""
+    """Publication ``p``, one slot, and the tables that :meth:`follow` found in the publication."""
 
     database: Database
     conn: psycopg.Connection[Any]
@@ -73,7 +73,8 @@ class Pipeline:
 
     def follow(self, tables: str) -> None:
         """Publishes tables (a list in SQL syntax), and creates the slot, the log and the empty mirrors."""
-        # Rows are compared by their texts in this form. The test server's own defaults are unusual on purpose.
+        # The rows of source and mirror are compared as texts. With these settings, the source's texts have the form of
+        # the mirror's texts. The defaults of the test server are unusual on purpose.
         self.run("SET DateStyle = ISO", "SET TimeZone = UTC", f"CREATE PUBLICATION p FOR TABLE {tables}")
         slot = f"s_{self.database.name}"
         start = self.lsn("(pg_create_logical_replication_slot(%s, 'pgoutput')).lsn", slot)
@@ -118,7 +119,7 @@ class Pipeline:
         return self.log.position()
 
     def derive(self, upto: Lsn, *, again: bool = False) -> dict[TableName, FeedPart]:
-        """Derives the feeds of one turn."""
+        """Derives the feeds of one turn, up to the LSN ``upto``."""
         followed = [Followed(self.tables[n], self.replayed[n]) for n in self.tables if n not in self.set_aside]
         span = LogSpan(self.log, LsnRange(min(entry.after for entry in followed), upto))
         parts = transform(self.spark, span, self.feeds, followed, again=again)
@@ -148,7 +149,8 @@ class Pipeline:
         return sorted(rows, key=repr)
 
     def mirrored(self, name: str, columns: Sequence[str] = ()) -> list[tuple[Any, ...]]:
-        """The mirror's rows, sorted, with every value as text. They are read by delta-rs, which did not write them."""
+        """The mirror's rows, sorted, with every value as text. The rows are read by delta-rs, which did not write
+        them."""
         data = self.content(name)
         wanted = list(columns) or [column.name for column in self.tables[name].columns]
         texts = [data[column].cast(pa.string()).to_pylist() for column in wanted]
@@ -198,7 +200,7 @@ ROWS: list[list[str | None]] = [["1", "2", "3", "4"], ["one", None, "three", "fo
 
 
 def made(root: Path, before: Table = T, *groups: Sequence[Sequence[str | None]]) -> Mirror:
-    """A mirror with a copy at LSN 10, which has one file for each group of rows."""
+    """A mirror of a table that was copied at LSN 10. The mirror has one file for each group of rows."""
     layout = Layout.of(root)
     create_mirror(layout.mirror(NAME), mirror_columns(before), {IDENTITY: OWNER.app_id()}, layout.root)
     mirror = Mirrors(layout, OWNER).open(NAME)
@@ -231,7 +233,8 @@ PLAIN: list[list[str | None]] = [["1", "2", "3"], ["one", "two", None], ["1.50",
 
 
 def relabelled(mirror: Mirror, after: Table, before: Table = T) -> Table:
-    """Changes the structure by metadata alone, without Spark. No file is rewritten. Returns the new table."""
+    """Changes the mirror's structure by metadata alone, without Spark. No file is rewritten. Returns the table with the
+    new structure."""
     follows = successor(before, after, Lsn(50))
     assert isinstance(follows, Table), follows
     files = live_files(mirror.path)

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.spark
 
 
 BIG = "(SELECT string_agg('{0}' || md5(i::text), '') FROM generate_series(1, 400) i)"
-"""SQL expression for a text that PostgreSQL stores out of line, and does not send when it does not change."""
+"""SQL expression for a text that PostgreSQL stores out of line. An UPDATE that leaves such a text unchanged does not
+send the text."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Case:
     changes: tuple[tuple[str, ...], ...]
     """The statements of each transaction."""
     done: tuple[int, int, int] | None = None
-    """The number of rows that are inserted, updated and deleted."""
+    """The numbers of rows that the changes insert, update and delete. None: the test does not check them."""
 
 
 CASES = {
@@ -173,7 +174,7 @@ def test_a_table_whose_mirror_lacks_a_row_is_set_aside_and_the_mirror_is_unchang
     pipe.same("u")
 
 
-def test_a_turn_applied_again_after_a_crash_changes_nothing_twice(pipe: Pipeline) -> None:
+def test_a_turn_repeated_after_a_crash_applies_no_change_twice(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pipe.follow("t")
     pipe.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
@@ -192,7 +193,7 @@ def test_a_turn_applied_again_after_a_crash_changes_nothing_twice(pipe: Pipeline
     assert len(pipe.feed("t")) == 4
 
 
-# A repair derives the changes of a range again, and applies them to a mirror that has already applied the range
+# A repair derives the changes of an LSN range again, and applies them to a mirror that has already applied this range
 
 
 def repaired(pipe: Pipeline, start: Lsn, end: Lsn) -> Applied:
@@ -206,7 +207,7 @@ def spoiled(pipe: Pipeline, *statements: str) -> None:
 
 
 @pytest.mark.long
-def test_a_repair_is_refused_if_the_log_lacks_a_value_of_the_lost_row(pipe: Pipeline) -> None:
+def test_a_repair_is_refused_if_the_log_lacks_a_value_of_a_row_that_the_mirror_lost(pipe: Pipeline) -> None:
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, n int, v text)", "ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
     pipe.follow("t")
     pipe.run("INSERT INTO t SELECT 1, 1, string_agg(md5(i::text), '') FROM generate_series(1, 400) i")

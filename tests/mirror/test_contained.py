@@ -25,7 +25,7 @@ from tests.mirror.pipeline import Pipeline
     LakeError("is damaged"), ProtocolError("a value is not valid for its type"), FileNotFoundError(2, "no", "/lake/x"),
     MemoryError(), PermissionError(13, "no"), ValueError("Karl"), OSError("Karl"), OSError("gone (os error 2)"),
 ])  # fmt: skip
-def test_an_error_of_one_table_is_recognised(error: Exception) -> None:
+def test_an_error_of_one_table_is_recognised_and_its_reason_shows_no_values(error: Exception) -> None:
     told = of_one_table(error)
     assert told
     assert "Karl" not in told
@@ -48,7 +48,7 @@ def test_an_error_of_the_whole_run_is_not_blamed_on_one_table(error: BaseExcepti
     OSError("Generic LocalFileSystem error: No space left on device (os error 28)"),
     AnalysisException("Job aborted: java.io.IOException: No space left on device"),
 ])  # fmt: skip
-def test_a_full_disk_is_reported_with_its_folder(error: Exception) -> None:
+def test_the_error_for_a_full_disk_names_the_folder(error: Exception) -> None:
     with pytest.raises(MachineError) as told, machine_told(Location.of(Path("/srv/lake"))):
         raise error
     assert "No space left on device" in told.value.what
@@ -70,7 +70,7 @@ def _garble(path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_turn_applies_changes_to_other_mirrors_if_some_mirrors_are_broken(pipe: Pipeline) -> None:
+def test_a_turn_applies_changes_to_intact_mirrors_even_if_other_mirrors_are_broken(pipe: Pipeline) -> None:
     names = ["sound", "emptied", "removed", "garbled", "vector", "retyped", "dropped", "taken", "feed"]
     for name in names:
         pipe.run(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")

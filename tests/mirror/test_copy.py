@@ -109,7 +109,7 @@ CREATE PUBLICATION p FOR TABLE wide;
 """
 
 
-def test_every_type_is_copied_as_the_source_has_it(copying: Copying) -> None:
+def test_copied_values_of_every_type_equal_the_values_of_the_source(copying: Copying) -> None:
     copying.run(WIDE)
     name = TableName("public", "wide")
     (report,) = copying.copy(name)
@@ -207,7 +207,7 @@ def test_changed_columns_and_rows_are_copied_in_one_commit(copying: Copying, cha
     assert copying.rows(name).num_rows == again.rows
 
 
-def test_a_failed_copy_of_one_table_does_not_stop_other_tables(copying: Copying) -> None:
+def test_a_failed_copy_of_one_table_does_not_stop_the_copies_of_other_tables(copying: Copying) -> None:
     copying.run('CREATE TABLE good (id int PRIMARY KEY); INSERT INTO good VALUES (1); '
                 'CREATE TABLE bad ("Id" int PRIMARY KEY, id int); INSERT INTO bad VALUES (1, 2); '
                 "CREATE PUBLICATION p FOR TABLE good, bad")  # fmt: skip
@@ -242,8 +242,8 @@ def test_a_locked_table_does_not_delay_the_copies_of_other_small_tables(copying:
     assert names[0] in {report.table for report in landed[TABLES_PER_JOB:]}
 
 
-def test_no_part_of_a_copy_runs_after_its_failure(copying: Copying) -> None:
-    """If a part of the failed copy still ran, it could create a mirror at the same time as the next copy."""
+def test_no_thread_of_a_copy_runs_after_the_copy_has_failed(copying: Copying) -> None:
+    """If a thread of the failed copy still ran, it could create a mirror at the same time as the next copy."""
     names = [TableName("public", f"s{number}") for number in range(2 * TABLES_PER_JOB)]
     for name in names:
         copying.run(f"CREATE TABLE {name} (id int PRIMARY KEY)")

@@ -1,4 +1,5 @@
-"""A simulated disk loses everything that was not synced. Every published point and its versions stay readable."""
+"""A simulated disk loses everything that was not synced. Every published point stays readable, with the versions of the
+mirrors that the point lists."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def test_after_a_power_cut_every_point_reads_as_published(tmp_path: Path, monkey
                 assert sorted(rows) == sorted([100, *applied, *(own if place == 0 else [])])
 
 
-def test_recovery_moves_an_incomplete_commit_above_the_listed_version_aside(tmp_path: Path) -> None:
+def test_recovery_moves_aside_an_incomplete_commit_that_is_newer_than_all_points(tmp_path: Path) -> None:
     turns = Turns(Layout.of(tmp_path / "lake"))
     turns.publish(100)
     log = turns.layout.mirror(NAMES[0]) / "_delta_log"
@@ -87,7 +88,7 @@ def test_recovery_moves_an_incomplete_commit_above_the_listed_version_aside(tmp_
 
 
 def test_a_folder_shared_by_two_tables_is_an_error(tmp_path: Path) -> None:
-    """This happens on a file system that ignores case."""
+    """On a file system that ignores case, the mirrors of the tables users and "Users" have the same folder."""
     layout, users = Layout.of(tmp_path), TableName("public", "users")
     DeltaTable.create(path_of(layout.mirror(users)), SCHEMA, raise_if_key_not_exists=False,
                       configuration={IDENTITY: OWNER.app_id(), SOURCE_TABLE: 'public."Users"'})  # fmt: skip

@@ -115,8 +115,8 @@ def test_a_commit_marked_as_no_data_change_is_reported_if_it_changes_the_number_
 
 
 def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path: Path) -> None:
-    """Readers of points and pgcdc's merges read the timestamps that Spark writes. A rewrite of the files by Spark is
-    not reported as a change; a rewrite by delta-rs is."""
+    """Readers of points and pgcdc's merges read the INT96 timestamps that Spark writes. A rewrite of files with such
+    timestamps is not reported as a change of rows if Spark rewrites them, but is reported if delta-rs does."""
     version = as_spark_writes_it(mirror)
     points, durable = ConsistentPoints(Layout.of(tmp_path)), DurableVersions(Layout.of(tmp_path), OWNER.app_id())
     points.publish(Lsn(100), {NAME: version}, durable.settle({NAME: version}))
@@ -131,7 +131,7 @@ def test_timestamps_written_by_spark_are_read_correctly(mirror: Mirror, tmp_path
     assert change_since(mirror.path, OWNER.app_id(), version) == _changed(again + 1)
 
 
-def test_readers_refuse_a_mirror_at_points_above_a_change_of_its_rows_by_another_writer(
+def test_readers_refuse_a_mirror_at_points_after_another_writer_changed_its_rows(
     mirror: Mirror, tmp_path: Path
 ) -> None:
     points, durable = ConsistentPoints(Layout.of(tmp_path)), DurableVersions(Layout.of(tmp_path), OWNER.app_id())
@@ -146,8 +146,8 @@ def test_readers_refuse_a_mirror_at_points_above_a_change_of_its_rows_by_another
     for refused in (lake.at(200).arrow, lake.at(200).path):
         with pytest.raises(LakeError, match="does not match the source: another writer changed rows of this mirror"):
             refused(NAME)
-    # The next run does not find the change again, because it reads only commits after the listed version. After a new
-    # copy, the change is no longer reported.
+    # The next run does not find the change again, because it reads only commits after the version that the last point
+    # lists. After a new copy, the change is no longer reported.
     again = DurableVersions(Layout.of(tmp_path), OWNER.app_id())
     again.recover([NAME], points)
     assert again.changed.keys() == set()

@@ -1,4 +1,6 @@
-"""A mirror gets another structure by metadata alone: its files stay, and engines read them under other column names."""
+"""A mirror gets another structure by metadata alone: its files stay, and engines read them under other column names. A
+raw text is the text of a value that does not fit the type of its column. It is kept in ``_pgcdc_raw``, under the
+column's name."""
 
 from __future__ import annotations
 
@@ -101,8 +103,11 @@ def test_a_dropped_column_is_removed(tmp_path: Path) -> None:
     assert rows(mirror)[1] == {"id": 2, "a": "two", "_pgcdc_raw": {}}
 
 
-def test_mirror_with_raw_texts_of_a_renamed_column_is_rewritten(spark: SparkSession, tmp_path: Path) -> None:
-    """A change of metadata cannot rename the keys in ``_pgcdc_raw``, so the mirror's files are rewritten."""
+def test_a_mirror_with_raw_texts_of_a_renamed_or_dropped_column_is_rewritten(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A change of metadata can neither rename nor remove the keys in ``_pgcdc_raw``, so the mirror's files are
+    rewritten."""
     for number, after in enumerate((table(ID, A, replace(N, name="m")), table(ID, A))):
         mirror = made(tmp_path / str(number), T, ROWS)
         follows = successor(T, after, Lsn(50))
@@ -113,7 +118,7 @@ def test_mirror_with_raw_texts_of_a_renamed_column_is_rewritten(spark: SparkSess
         assert rows(mirror)[1]["_pgcdc_raw"] == ({} if number else {"m": "NaN"})
 
 
-def test_raw_texts_of_other_columns_or_of_deleted_rows_cause_no_rewrite(tmp_path: Path) -> None:
+def test_a_rename_rewrites_no_file_if_only_other_columns_or_deleted_rows_have_raw_texts(tmp_path: Path) -> None:
     mirror = made(tmp_path, T, ROWS)
     after = relabelled(mirror, table(ID, replace(A, name="b"), N))
     assert rows(mirror)[1]["_pgcdc_raw"] == {"n": "NaN"}
@@ -168,7 +173,7 @@ def test_a_column_that_a_run_added_before_it_died_keeps_its_values(tmp_path: Pat
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ['a.b`c"d', "ä/%😀"])
-def test_engines_use_file_statistics_that_have_the_old_column_names(
+def test_engines_find_rows_by_a_renamed_column_although_statistics_have_its_old_name(
     spark: SparkSession, tmp_path: Path, name: str
 ) -> None:
     before = table(ID, replace(A, name=name), N)
@@ -261,7 +266,8 @@ def test_comments_of_columns_that_the_mirror_lacks_are_not_written(tmp_path: Pat
 
 
 def test_a_renamed_column_keeps_its_comment(tmp_path: Path) -> None:
-    """Columns that exchange names keep their own comments. The structure in the mirror's properties has no comments."""
+    """Columns that exchange names keep their own comments. The structure that is stored in the mirror's properties has
+    no comments."""
     other = Column(3, "n", TEXT)
     before = replace(table(ID, A, other), comments=((2, "of a"), (3, "of n")))
     mirror = made(tmp_path, before, [["1"], ["a"], ["x"]])

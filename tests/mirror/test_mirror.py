@@ -1,4 +1,4 @@
-"""Columns, names, properties and positions of mirrors. Spark and delta-rs can both read the mirrors."""
+"""Columns, properties and positions of mirrors, and how mirrors are created and opened."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_column_name_that_delta_refuses_requires_column_mapping(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["a.b", "Select", "a`b", 'a"b', "größe", "🦆", "a/b", "a%20b", "a'b", "$"])
-def test_any_other_column_name_requires_no_column_mapping(name: str) -> None:
+def test_a_column_name_that_delta_accepts_requires_no_column_mapping(name: str) -> None:
     assert not needs_column_mapping(["id", name])
 
 
@@ -66,7 +66,7 @@ def test_the_columns_that_pgcdc_adds_depend_on_the_kind_of_table() -> None:
 
 
 @pytest.mark.parametrize(("names", "word"), [(("Id", "id"), "case"), (("_pgcdc_raw",), "pgcdc adds")])
-def test_tables_that_delta_cannot_hold_are_refused(names: tuple[str, ...], word: str) -> None:
+def test_tables_whose_column_names_a_mirror_cannot_have_are_refused(names: tuple[str, ...], word: str) -> None:
     table = table_of(*names)
     assert word in (refusal(table) or "")
     with pytest.raises(LakeError, match=word):
@@ -79,7 +79,7 @@ def test_an_absent_mirror_has_no_positions(tmp_path: Path) -> None:
     assert (mirror.version, mirror.snapshot_lsn, mirror.replay_lsn, mirror.generation_app_id) == (-1, None, None, None)
 
 
-def test_a_mirror_stores_the_lsns_of_its_copy_and_applied_changes(tmp_path: Path) -> None:
+def test_a_mirror_stores_the_lsns_of_its_copy_and_of_applied_changes(tmp_path: Path) -> None:
     table = table_of("id", key=(1,))
     mirror = made(tmp_path, table)
     assert mirror.delta is not None
@@ -110,7 +110,7 @@ def test_a_mirror_object_keeps_its_version_when_a_newer_version_is_committed(tmp
 
 
 def test_opening_a_mirror_again_reads_only_later_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn opens every mirror several times."""
+    """A turn opens every mirror several times, so opening a mirror again must not read the whole Delta log."""
     mirror = made(tmp_path, table_of("id", key=(1,)))
     for at in range(1, 9):
         commit(mirror.path, [], "append", {mirror.snapshot_app_id: at})
@@ -132,8 +132,9 @@ def test_a_mirror_of_another_project_is_refused(tmp_path: Path) -> None:
         _ = Mirrors(Layout.of(tmp_path), other).open(table.name).exists
 
 
-def test_a_mirror_is_created_although_an_earlier_run_died_while_it_created_the_mirror(tmp_path: Path) -> None:
-    """The run died while it created the Delta table: the log's folder and a draft exist, but no first commit."""
+def test_a_mirror_is_created_although_an_earlier_attempt_died_in_the_middle(tmp_path: Path) -> None:
+    """The earlier attempt died while it created the Delta table. The folder of the Delta log exists, with a temporary
+    file, but without the first commit."""
     log = tmp_path / "t" / "_delta_log"
     log.mkdir(parents=True)
     (log / ".00000000000000000000.json.0a1b.tmp").write_text("{}")

@@ -1,4 +1,5 @@
-"""How all events of a key are combined into one change (the net effect). The events are written by hand."""
+"""How all events of a key are combined into one change (the net effect). The events are written by hand. A raw text is
+the text of a value that does not fit the type of its column."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_an_unsent_value_is_not_taken_from_a_deleted_row() -> None:
     assert ("U", 2, True, "y", None, True, 1) in [essence(row) for row in rows]
 
 
-def test_a_row_whose_key_changed_and_changed_back_is_looked_up_under_its_own_key() -> None:
+def test_a_row_whose_key_changed_and_changed_back_is_looked_up_under_its_original_key() -> None:
     rows = net(("M", 1, 2, "x", None, True), ("M", 2, 1, "x", None, True))
     assert [essence(row) for row in rows] == [("U", 1, True, "x", None, True, None)]
 
@@ -115,8 +116,8 @@ def test_truncate_of_a_leaf_drops_earlier_events_of_that_leaf() -> None:
     assert left["id"].to_pylist() == [2, 3]
 
 
-def test_truncates_of_the_table_and_then_of_a_leaf_keep_later_rows_of_other_leaves() -> None:
-    """If a leaf is truncated, a row whose leaf is not known stays."""
+def test_a_truncate_of_a_leaf_keeps_rows_that_other_leaves_got_after_a_truncate_of_the_table() -> None:
+    """A truncate of a leaf also keeps a row whose leaf is not known."""
     events = feed_rows([("I", 1, "x", "y"), ("T",), *(("I", key, "x", "y") for key in (2, 3, 4)), ("T",)])
     events = events.append_column("_pgcdc_leaf", pa.array(["a", None, "a", "b", None, "a"], pa.string()))
     left = after_truncates(events)
@@ -138,8 +139,9 @@ def test_an_array_may_be_a_key() -> None:
     assert [row["id"] for row in rows] == [[], [None], None]
 
 
-# A repair derives the keys that changed in a range from all events up to the mirror's position. Each transaction has
-# three events. The transactions have the LSNs 100, 101 and 102.
+# A repair computes the net effect of the keys that changed in an LSN range again. It uses all events between the start
+# of the range and the mirror's position. In these tests, each transaction has three events, and the transactions have
+# the LSNs 100, 101 and 102.
 
 
 def repaired(
@@ -294,7 +296,7 @@ def test_equal_rows_of_different_leaves_are_combined_separately() -> None:
 
 
 def test_an_insert_and_a_delete_of_equal_rows_cancel_out_and_the_newest_insert_is_kept() -> None:
-    """The helper puts three events into each transaction, so the newest image is from the second transaction."""
+    """Each transaction has three events, so the last insert of x is in the second transaction, at LSN 101."""
     net = net_rows(
         events(("I", "x", "a"), ("D", "x", "a"), ("I", "z", "a"), ("D", "z", "a"), ("I", "x", "a"), ("D", "y", "a")),
         MULTISET_COLUMNS,
@@ -320,7 +322,7 @@ def test_different_rows_with_the_same_hash_are_distinguished(gone: str | None, c
     assert (net.removed["b"].to_pylist(), net.added["b"].to_pylist()) == ([gone], [came])
 
 
-def test_equal_rows_with_nan_cancel_out() -> None:
+def test_a_delete_and_an_insert_of_equal_rows_with_nan_cancel_out() -> None:
     table = feed_rows([("D", 0, "b", "c"), ("I", 0, "b", "c")]).append_column(HASH, pa.array([7, 7], pa.int64()))
     floats = pa.array([float("nan"), float("nan")], pa.float64())
     net = net_rows(table.set_column(table.schema.get_field_index("b"), "b", floats), MULTISET_COLUMNS)

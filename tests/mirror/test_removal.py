@@ -43,7 +43,7 @@ def made(lake: Path) -> Rows:
 
 
 def grown(rows: Rows, versions: int) -> None:
-    """Adds versions. Each version adds three rows, and deletes one row that each of the last two versions added."""
+    """Adds versions. Each version adds three rows, and deletes one row of each of the two versions before it."""
     for _ in range(versions):
         number = len(rows.history)
         rows.change([3 * number, 3 * number + 1, 3 * number + 2], {3 * number - 1, 3 * number - 5} & rows.held)
@@ -68,8 +68,8 @@ def assert_reads(rows: Rows, versions: set[int]) -> None:
 def test_promised_versions_are_kept_and_versions_between_them_are_deleted(
     tmp_path: Path, first: int, rounds: list[set[int]], data: st.DataObject
 ) -> None:
-    """There are several rounds of deleting, with new versions between the rounds. A process that opened the
-    mirror at any version still finds the newest version."""
+    """There are several rounds of deleting, with new versions between the rounds. A process that opened the mirror at
+    any version still finds the newest version."""
     rows = made(tmp_path)
     promised: set[int] = set()
     asleep: list[DeltaLog] = []
@@ -149,7 +149,7 @@ def test_versions_stay_readable_if_a_deletion_is_killed_and_the_next_run_complet
     unlink, left = os.unlink, [0]
 
     def dying(path: str, **how: Any) -> None:
-        # Temporary files are outside this folder, and their own process deletes them.
+        # Deletions of temporary files, which are outside this folder, are not counted and not interrupted.
         if str(path).startswith(str(tmp_path)):
             if not left[0]:
                 raise Killed
@@ -175,8 +175,9 @@ def test_versions_stay_readable_if_a_deletion_is_killed_and_the_next_run_complet
     assert_reads(rows, {7, 12, 38, *range(45, 56)})
 
 
-def test_a_point_that_lists_a_version_missing_from_the_log_keeps_no_version(tmp_path: Path) -> None:
-    """Delta's own clean-up of its log deleted the version, or the point is about an earlier table in this folder."""
+def test_a_point_has_no_effect_if_the_log_lacks_the_version_that_the_point_lists(tmp_path: Path) -> None:
+    """The log lacks the version if Delta's own clean-up deleted it, or if the point is about an earlier table in this
+    folder."""
     rows = made(tmp_path)
     grown(rows, 25)
     thinned(tmp_path, {23})

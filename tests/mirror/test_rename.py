@@ -70,8 +70,9 @@ def test_a_rename_copies_the_requested_version_of_the_mirror(mirror: Mirror) -> 
     assert rows(mirror.mirrors.open(NEW)) == expected
 
 
-def test_a_rename_replaces_another_tables_mirror_under_the_new_name_at_the_same_lsn(mirror: Mirror) -> None:
-    """If changes were already applied to the other table's mirror, the rename is refused."""
+def test_a_rename_replaces_an_unchanged_mirror_of_another_table_at_the_same_lsn(mirror: Mirror) -> None:
+    """The new name has a mirror of another table, with a copy at the LSN of the rename. If changes were already applied
+    to that mirror, the rename is refused."""
     target = _target(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
     other = replace(AS_NEW, oid=T.oid + 1)
@@ -87,7 +88,7 @@ def test_a_rename_replaces_another_tables_mirror_under_the_new_name_at_the_same_
     target.rename(NAME, AS_NEW, mirror.version, Lsn(31))
 
 
-def test_a_rename_is_completed_if_its_run_died_before_the_commit(mirror: Mirror) -> None:
+def test_a_rename_is_completed_by_the_next_run_if_a_run_died_before_the_commit(mirror: Mirror) -> None:
     """The run that died left the folder, an empty Delta table, and an incomplete copy of a file."""
     target, expected = _target(mirror), rows(mirror)
     target.rename(NAME, AS_NEW, mirror.version, Lsn(30))
@@ -150,7 +151,7 @@ def test_a_lake_without_files_of_other_owners_is_removed_with_its_folder(layout:
         assert not Path(layout.root.text).exists()
 
 
-def test_files_of_other_owners_are_kept_and_named(layout: Layout) -> None:
+def test_files_of_other_owners_are_kept_and_listed_when_a_lake_is_removed(layout: Layout) -> None:
     """The other owners' files include a Delta table, and the lake of another project inside the folder."""
     _table(layout.root / "public/a")
     _table(layout.root / "public/theirs", ours=False)

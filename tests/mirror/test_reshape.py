@@ -1,5 +1,5 @@
-"""A mirror gets another structure by rewriting its rows. The tests check values, texts that do not fit, deleted rows,
-and columns of other writers."""
+"""A mirror gets another structure by rewriting its rows. The tests check values, raw texts (the texts of values that do
+not fit the type of their column), deleted rows, and columns of other writers."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_a_new_column_has_its_default_in_all_older_rows(spark: SparkSession, tmp
     assert "c" not in rows(mirror, 1)[0], "the earlier version has the earlier structure"
 
 
-def test_a_default_that_does_not_fit_is_kept_as_text_in_all_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_default_that_does_not_fit_its_type_is_kept_as_text_in_all_rows(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     reshaped(mirror, spark, table(ID, A, N, Column(4, "c", numeric(5, 1), missing="NaN")))
     assert [row["c"] for row in rows(mirror)] == [None] * 4
     assert [row["_pgcdc_raw"] for row in rows(mirror)] == [{"c": "NaN"}, {"n": "NaN", "c": "NaN"}, *[{"c": "NaN"}] * 2]
 
 
-def test_columns_that_swap_names_keep_their_values_and_texts(spark: SparkSession, tmp_path: Path) -> None:
+def test_columns_that_swap_names_keep_their_values_and_raw_texts(spark: SparkSession, tmp_path: Path) -> None:
     mirror = made(tmp_path)
     reshaped(mirror, spark, table(ID, replace(A, name="n"), replace(N, name="a")))
     assert [row["n"] for row in rows(mirror)] == ["one", None, "three", "four"]
@@ -154,7 +154,9 @@ def test_spark_and_delta_rs_read_the_same_rows_after_a_structure_change(spark: S
     assert [(row[name], row["n"], row["a"]) for row in mine][:2] == [("one", 7, "ü"), (None, 7, "ü")]
 
 
-def test_a_mirror_that_lost_a_column_to_another_writer_is_not_changed(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_mirror_from_which_another_writer_dropped_a_column_is_not_reshaped(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     mirror = made(tmp_path, table(ID, N), [["1"], ["1.00"]])
     before = mirror.version
     with pytest.raises(LakeError, match="no longer has column 'a'"):

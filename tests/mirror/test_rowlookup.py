@@ -1,5 +1,5 @@
-"""How a merge finds the changed rows in the mirror (its target), and what the merge does if the mirror differs from
-the source."""
+"""How a merge finds the changed rows in the mirror (its target), and the errors that it raises if the rows of the
+target contradict the changes."""
 
 from __future__ import annotations
 
@@ -195,7 +195,9 @@ def test_a_column_that_a_file_lacks_is_null(stored: Stored) -> None:
     assert essence(merge(stored, ("U", 1, "x", None, True))) == [(1, "x", None)]
 
 
-def test_only_row_groups_that_may_hold_a_key_are_read(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_row_groups_that_may_contain_a_changed_key_are_read(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored.file(*(row(key) for key in range(10)))
     stored.file(*(row(key) for key in range(10, 20)))
     read: list[tuple[str, int]] = []
@@ -236,7 +238,7 @@ def test_several_row_groups_of_a_file_are_searched_together(stored: Stored, monk
     assert (essence(apart), stored.gone(apart)) == (essence(merged), stored.gone(merged))
 
 
-def test_row_groups_are_skipped_by_comparing_texts_by_code_points(stored: Stored) -> None:
+def test_texts_are_compared_by_code_point_to_decide_which_row_groups_are_skipped(stored: Stored) -> None:
     stored.file(row(1, b="Z"), row(2, b="a\x00"), row(3, b="a"), row(4, b="é"), group=2)
     stored.file(row(5, b="x" * 100), row(6, b="\U0001f600"), row(7, b="\uffee"), group=1)
     for number, text in ((1, "Z"), (2, "a\x00"), (3, "a"), (4, "é"), (6, "\U0001f600"), (7, "\uffee")):

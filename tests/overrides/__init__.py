@@ -1,6 +1,6 @@
 """Overrides: each override breaks one promise by replacing a function of the package. A test must then fail.
 
-``python -m tests.overrides.run [NAME ...]`` runs them (``make overrides``).
+``python -m tests.overrides.run [NAME ...]`` runs the overrides (``make overrides``).
 
     override.py   what an override is, and how functions are changed
     applied.py    replaces the function when its module is imported

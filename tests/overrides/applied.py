@@ -1,5 +1,5 @@
-"""Applies an override: replaces the function right after its module was executed, before any other module imports from
-it."""
+"""Applies an override: replaces the function right after the function's module was executed, before any other module
+imports from this module."""
 
 from __future__ import annotations
 

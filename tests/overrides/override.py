@@ -76,8 +76,8 @@ def without(original: Original, *starts: str) -> Any:
 
 
 def with_instead(original: Original, old: str, new: str) -> Any:
-    """The same function with the expression ``new`` instead of ``old``. Raises LookupError if it does not contain
-    ``old``."""
+    """The same function with the expression ``new`` instead of ``old``. Raises LookupError if the function does not
+    contain ``old``."""
     return _compiled(original, _Instead(old, new), (old,))
 
 

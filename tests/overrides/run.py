@@ -30,8 +30,8 @@ FAILED: Final = 1
 
 @dataclass(frozen=True)
 class Outcome:
-    """``problem``: why the override does not count as noticed by its test, or None if the test failed. ``error``: the
-    error with which the test failed."""
+    """``problem``: why the override counts as alive, or None if its test failed and the override is therefore dead.
+    ``error``: the error with which the test failed."""
 
     problem: str | None
     seconds: float
@@ -68,7 +68,7 @@ def _tried(override: Override) -> Outcome:
 
 
 def _problem(override: Override, done: subprocess.CompletedProcess[str]) -> str | None:
-    """Why the override does not count as noticed. None if its test failed."""
+    """Why the override counts as alive. None if its test failed, so that the override is dead."""
     if done.returncode == 0:
         return "its test passes"
     failed = re.search(r"^FAILED (.*)", done.stdout, re.MULTILINE)
@@ -89,7 +89,7 @@ def _problem(override: Override, done: subprocess.CompletedProcess[str]) -> str 
 def _pytest(tests: Sequence[str], override: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--run-long", "--no-header", "--tb=short"]
     command += ["-p", "no:cacheprovider", "--hypothesis-profile=unshrunk", "--durations=0", "--durations-min=999"]
-    # The checkout is imported instead of an installed package, also in processes that a test starts.
+    # Tests, and the processes that they start, import the package from this checkout instead of an installed package.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT)]), "COLUMNS": "200"}
     env |= {} if override is None else {VARIABLE: override}
     return subprocess.run(

@@ -17,11 +17,11 @@ override("row_filter_is_not_copied", "pgcdc_assets.source.snapshot.pieces:_condi
 override("row_security_shortens_a_copy", "pgcdc_assets.source.connect.connection:connect",
     lambda original: lambda *args, row_security=True, **kwargs: original(*args, **kwargs),
     rule="row-level security that hides rows makes a copy fail, so no copy lacks rows",
-    test="tests/source/test_pieces.py::test_row_level_security_is_an_error_and_not_a_shorter_copy")  # fmt: skip
+    test="tests/source/test_pieces.py::test_a_copy_fails_if_row_level_security_would_hide_rows")  # fmt: skip
 override("gate_is_skipped", "pgcdc_assets.source.snapshot.export:_gate",
     lambda _: lambda holder, observer: None,
     rule="a copy begins only after each transaction that has ended in its snapshot has ended for all sessions",
-    test="tests/source/test_export.py::test_the_gate_waits_until_the_commit_status_is_visible")  # fmt: skip
+    test="tests/source/test_export.py::test_a_copy_waits_until_a_commit_in_the_wal_is_visible")  # fmt: skip
 override("rewrite_before_the_copy_is_missed", "pgcdc_assets.source.snapshot.reading:_Storage.still_holds",
     lambda _: lambda self, then: True,
     rule="a table that was rewritten or truncated between snapshot and COPY is not copied",

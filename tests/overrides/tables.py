@@ -64,11 +64,11 @@ override("promised_versions_are_forgotten", "pgcdc_assets.mirror.delta.removal:u
 override("copy_keeps_the_application_id", "pgcdc_assets.mirror.delta.mirror:Mirror.generation_app_id",
     lambda _: property(lambda self: None if self.snapshot_lsn is None else self.identity.app_id("applied")),
     rule="after each copy, the mirror's position is stored under a new application id of Delta",
-    test="tests/mirror/test_mirror.py::test_a_mirror_stores_the_lsns_of_its_copy_and_applied_changes")  # fmt: skip
+    test="tests/mirror/test_mirror.py::test_a_mirror_stores_the_lsns_of_its_copy_and_of_applied_changes")  # fmt: skip
 override("repeated_apply_starts_again", "pgcdc_assets.mirror.delta.tableplan:TablePlan.of",
     lambda original: classmethod(with_instead(original.__func__, "max(part.span.start, stands)", "part.span.start")),
     rule="an apply that is repeated changes nothing",
-    test="tests/mirror/test_apply.py::test_a_turn_applied_again_after_a_crash_changes_nothing_twice")  # fmt: skip
+    test="tests/mirror/test_apply.py::test_a_turn_repeated_after_a_crash_applies_no_change_twice")  # fmt: skip
 override("merge_accepts_a_missing_row", "pgcdc_assets.mirror.delta.rowlookup:_Match.check",
     lambda original: without(original, "raise MergeMismatch(LACKS)"),
     rule="a merge fails if the mirror lacks a row that changed",

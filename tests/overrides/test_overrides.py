@@ -19,21 +19,21 @@ ALL = overrides()
 
 
 @pytest.mark.parametrize("override", ALL.values(), ids=ALL.keys())
-def test_target_exists_and_can_be_replaced(override: Override) -> None:
+def test_every_function_that_an_override_replaces_exists_and_can_be_replaced(override: Override) -> None:
     for target in override.targets:
         original = original_of(target, importlib.import_module(target.split(":")[0]))
         assert override.make(original) is not original
 
 
 @pytest.mark.parametrize("override", ALL.values(), ids=ALL.keys())
-def test_override_has_a_rule_and_an_existing_test(override: Override) -> None:
+def test_every_override_has_a_rule_and_names_an_existing_test(override: Override) -> None:
     file, function = override.test.split("[")[0].split("::")
     tree = ast.parse((ROOT / file).read_text())
     assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert override.rule
 
 
-def test_a_process_applies_the_override_before_any_import_of_the_function() -> None:
+def test_a_new_process_applies_the_override_before_any_module_imports_the_function() -> None:
     script = "from pgcdc_assets.log.commit import storage; from pgcdc_assets.store.localfiles import sync_file; " \
              "print(sync_file.__module__)"  # fmt: skip
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT)]), VARIABLE: "fsync_is_skipped"}

@@ -34,7 +34,7 @@ class Folder:
 
 @dataclass
 class Syncs:
-    """Everything that was synced until a moment: files, and the entries of folders."""
+    """Everything that was synced (fsync) at a moment: files, and the entries of folders by the folder's inode."""
 
     files: frozenset[Stamp]
     folders: Mapping[int, Mapping[str, int]]
@@ -60,7 +60,8 @@ class Disk:
         return self._look(self.root)
 
     def count(self) -> int:
-        """The number of fsyncs, without the fsyncs of the change log, of which a receiver makes dozens a second."""
+        """The number of recorded fsyncs. Fsyncs of the change log do not count, because a receiver makes dozens of them
+        a second."""
         if not self.journal.exists():
             return 0
         return sum(b"/change_log" not in line for line in self.journal.read_bytes().splitlines())
@@ -140,7 +141,7 @@ class Image:
         return self._chance.random() < self._share
 
     def _last_of(self, inode: int) -> bytes | None:
-        """The last synced content of a file that has no name."""
+        """The last synced content of a file that no longer has a name."""
         found = [stamp for stamp in self._contents if stamp[0] == inode and stamp in self._syncs.files]
         return self._contents[max(found, key=lambda stamp: stamp[2])] if found else None
 

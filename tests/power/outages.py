@@ -41,7 +41,7 @@ class Outages:
     conn: psycopg.Connection[Any]
     done: int = 0
     lost: Counter[str] = field(default_factory=Counter)
-    """How many names, removals, folders and contents were lost."""
+    """By kind (name, removal, folder or content): how many changes were lost."""
     _confirmed_at_first: Lsn | None = None
 
     def cut(self, act: Callable[[], Any]) -> Image:

@@ -180,8 +180,8 @@ class PowerRig:
     def recovered(self) -> None:
         self.set_slot_back()
         if load_note(STATE_FOLDER).log is not None:
-            # After the power cut, the lake is a copy at another path. Write this path into the note. Otherwise pgcdc
-            # refuses the lake as a copy of the original project, which still exists.
+            # After the power cut, the lake is a copy at another path. The project's note must name this path. Otherwise
+            # pgcdc refuses the lake as a copy of the lake of the original project, which still exists.
             change_note(STATE_FOLDER, lake=self.settings.layout.root.text)
         assert self.settings.source is not None
         engine = Engine(self.settings, self.settings.source, Silent(), lambda: self.spark, "power cut test")
@@ -189,7 +189,8 @@ class PowerRig:
         assert report.set_aside == [], report.set_aside
 
     def after(self, points: list[tuple[int, dict[str, int]]], chance: random.Random) -> int:
-        """Checks that every old and new point is read correctly after recovery. Returns the number of points read."""
+        """Checks the image after recovery: all earlier ``points`` still exist, and some of them, and all new points,
+        are read correctly. Returns the number of points read."""
         now = published(path_of(self.settings.layout.root))
         assert now[: len(points)] == points, "an earlier point is missing or has changed"
         assert [lsn for lsn, _ in now] == sorted(lsn for lsn, _ in now), "the points are not in order"
@@ -219,7 +220,7 @@ class PowerRig:
 
 
 def _rows(lake: Lake, name: str, lsn: int) -> Rows:
-    """The rows as ``tests.oracle`` compares them."""
+    """The rows of a table at an LSN, in the form in which ``tests.oracle`` compares rows."""
     data = lake.at(lsn).arrow(name)
     columns = [column for column in data.column_names if not column.startswith("_pgcdc_")]
     misfits = [dict(entry or ()) for entry in data[RAW].to_pylist()]
@@ -234,8 +235,8 @@ def _some(points: list[tuple[int, dict[str, int]]], chance: random.Random) -> li
 
 
 def _end_all_of(syncs: Path) -> None:
-    """Kills all processes of a dead victim, including the processes that it started last. A remaining receiver would
-    use the slot again, and confirm positions of the log in the victim's folder."""
+    """Kills all processes of a dead victim, including the processes that the victim started right before its end. A
+    remaining receiver would use the slot again, and confirm positions of the log in the victim's folder."""
     deadline = time.monotonic() + 30
     while left := [one for one in psutil.process_iter() if _writes_down_to(one, syncs)]:
         assert time.monotonic() < deadline, f"still there: {left}"

@@ -27,7 +27,8 @@ from tests.power.images import Disk, Folder, Image, Syncs
 from tests.power.rig import HOOKS, suspended
 
 STEPS = (0, 1, 3, 8, 15, 25, 40, 60)
-"""The number of fsyncs of this process from the start of the work to the cut. A sync makes some dozens of fsyncs."""
+"""How many fsyncs this process makes from the start of the call to the power cut. A sync makes some dozens of
+fsyncs."""
 SECONDS = 60.0
 """Seconds within which all writers must have stopped."""
 _RECEIVER, _OTHERS = "pgcdc_assets.log.receive.process", ("java", "pyspark")
@@ -98,7 +99,7 @@ class Supply:
 
     def _new_disk(self) -> Disk:
         disk = Disk(self.root, self.journal)
-        # Earlier recorded fsyncs belong to other folders.
+        # The fsyncs that are already recorded belong to earlier folders.
         disk._read = self.journal.stat().st_size
         return disk
 

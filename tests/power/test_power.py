@@ -3,7 +3,8 @@ of the project's folder is called an image.
 
 Before the recovery, every published point in an image is read correctly or refused with an error. The next sync
 recovers the image. After that, every point is read correctly. ``PGCDC_TEST_POWER_IMAGES`` is the number of images,
-``PGCDC_TEST_SEED`` the seed. The moments depend on the machine, so a failure lists what was lost.
+``PGCDC_TEST_SEED`` the seed. A repeated run with the same seed stops the syncs at other moments, so the message of a
+failure lists what was lost.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 IMAGES = 60
 PER_RUN = 60
-"""The number of power cuts, each with an image of the disk, in one victim (a process that syncs). The next victim has a
-new source and a new lake."""
+"""How many power cuts, each with an image, are simulated for one victim (a process that runs syncs). The next victim
+has a new source and a new lake."""
 PER_MOMENT = 2
 STEPS, FEW_STEPS = (0, 1, 3, 10, 30, 60, 100), (5, 40, 80, 120)
-"""The number of fsyncs between two observed moments."""
+"""How many fsyncs the victim makes between two observed moments. ``FEW_STEPS`` is used if few moments are observed."""
 _SEED = int(SEED)
 
 

@@ -46,8 +46,8 @@ def often(patch: pytest.MonkeyPatch) -> None:
 def main(settings_json: str) -> None:
     patch = pytest.MonkeyPatch()
     often(patch)
-    # The change log keeps its Delta commits for an hour, because a compaction and the receiver read each other's
-    # commits.
+    # Makes maintenance delete data as soon as it is not needed. Only the change log still keeps its Delta commits for
+    # an hour, because a compaction and the receiver read each other's commits.
     patch.setattr(retention, "GRACE", timedelta(0))
     settings = Settings.model_validate_json(settings_json)
     spark = spark_session(settings.model_copy(update={"spark": SPARK_SETTINGS}))

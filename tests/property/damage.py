@@ -28,7 +28,7 @@ class Content(bytes):
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """The content with one to three changes, or random bytes instead of it."""
+    """The content with one to three changes, or random bytes instead of the content."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=64) | st.sampled_from(_PIECES))
     for _ in range(draw(st.integers(1, 3))):
@@ -40,7 +40,8 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def otherwise(draw: st.DrawFn, value: Any) -> Any:
-    """The JSON value with one value replaced, missing or added. Values inside of JSON texts may change, too."""
+    """The JSON value with one value replaced, missing or added. If a string contains JSON, values inside of this string
+    may change, too."""
     if isinstance(value, str) and value[:2] in ('{"', '["'):
         return json.dumps(draw(otherwise(json.loads(value))))
     if isinstance(value, dict) and value and draw(st.integers(0, 4)):

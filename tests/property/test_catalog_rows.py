@@ -77,7 +77,8 @@ LISTS: dict[str, list[Row]] = {
 
 @dataclass
 class Source:
-    """Used instead of a connection. A query returns the rows that ``lists`` has for a part of the query's text."""
+    """Used instead of a connection to the source. A query returns the rows in ``lists`` whose key is a part of the
+    query's text."""
 
     lists: dict[str, list[Row]]
     info: Any = field(default_factory=lambda: SimpleNamespace(
@@ -163,7 +164,7 @@ def sound() -> Catalog:
     return read_catalog(connection(LISTS), WHO, ["p", "q"])
 
 
-def test_domain_based_on_itself_is_refused() -> None:
+def test_catalog_with_a_domain_that_is_based_on_itself_is_refused() -> None:
     types = [(*row[:4], 16400, *row[5:]) if row[0] == 16401 else row for row in LISTS[pgtypes._TYPES]]
     with pytest.raises(SourceFailed, match="system catalog of the source: is damaged"):
         read_all({**LISTS, pgtypes._TYPES: types})
@@ -185,12 +186,12 @@ def check(lists: dict[str, list[Row]]) -> None:
 
 @FEW
 @given(altered())
-def test_unexpected_rows_give_a_catalog_or_an_error_of_pgcdc(lists: dict[str, list[Row]]) -> None:
+def test_unexpected_catalog_rows_give_a_catalog_or_an_error_of_pgcdc(lists: dict[str, list[Row]]) -> None:
     check(lists)
 
 
 @pytest.mark.long
 @MANY
 @given(altered())
-def test_many_unexpected_rows_give_a_catalog_or_an_error_of_pgcdc(lists: dict[str, list[Row]]) -> None:
+def test_many_unexpected_catalog_rows_give_a_catalog_or_an_error_of_pgcdc(lists: dict[str, list[Row]]) -> None:
     check(lists)

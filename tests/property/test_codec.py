@@ -67,7 +67,7 @@ def arrays(draw: st.DrawFn, payloads: Sequence[bytes]) -> pa.Array | pa.ChunkedA
 
 
 @given(batch=batches(), data=st.data())
-def test_both_decoders_return_the_written_values(
+def test_both_decoders_read_the_values_that_a_row_message_was_made_from(
     batch: tuple[RowKind, int, list[wire.RowMessage]], data: st.DataObject
 ) -> None:
     kind, columns, rows = batch
@@ -151,7 +151,7 @@ def test_both_decoders_agree_on_random_bytes(payloads: list[bytes], kind: RowKin
 
 @settings(max_examples=500)
 @given(payload=st.sampled_from([payload for payload, _ in EXAMPLES]).flatmap(mutated) | st.binary(max_size=60))
-def test_any_bytes_are_a_message_or_a_protocol_error(payload: bytes) -> None:
+def test_any_bytes_are_decoded_as_a_message_or_refused_with_a_protocol_error(payload: bytes) -> None:
     try:
         message: Message = decode(payload, Lsn(77))
     except ProtocolError as error:

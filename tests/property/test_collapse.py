@@ -132,7 +132,7 @@ def merged(target: dict[int, tuple[Any, ...]], result: pa.Table) -> dict[int, tu
 @given(start=st.sets(KEYS), steps=st.lists(STEPS, max_size=40), truncate_at=st.none() | st.integers(0, 40),
        shuffle=st.integers(0, 99))  # fmt: skip
 @settings(max_examples=400, deadline=None)
-def test_after_the_merge_the_target_equals_the_source(
+def test_after_the_merge_of_net_effects_the_target_equals_the_source(
     start: set[int], steps: list[tuple[Any, ...]], truncate_at: int | None, shuffle: int
 ) -> None:
     target = {key: (f"b{key}", f"c{key}", f"d{key}") for key in start}
@@ -147,7 +147,8 @@ def test_after_the_merge_the_target_equals_the_source(
 
 
 class Sending(Source):
-    """A table of which each change of a key is sent with all values: no value is an unchanged TOAST value."""
+    """Like :class:`Source`, but each change of a key is sent with all values. So none of these values is an unchanged
+    TOAST value."""
 
     def move(self, key: int, to: int, sent: frozenset[int]) -> None:
         super().move(key, to, frozenset({3, 4}))
@@ -185,7 +186,7 @@ def test_events_merged_in_parts_have_the_same_effect_as_events_merged_at_once(
     shuffle=st.integers(0, 99),
 )
 @settings(max_examples=200, deadline=None)
-def test_the_merge_of_a_table_without_a_key_keeps_every_equal_row(
+def test_after_a_merge_equal_rows_without_a_key_occur_as_often_as_in_the_source(
     start: list[str], steps: list[tuple[str, str, str]], shuffle: int
 ) -> None:
     rows = list(start)

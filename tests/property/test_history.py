@@ -67,18 +67,19 @@ MANY = settings(
 )  # fmt: skip
 STEP_LISTS = st.lists(STEPS, min_size=60, max_size=200)
 LEAVES = Spec("public", "leaves", "primary", (Column("id", KEYS[0]),), (Column("v", VALUES[0]),), partitioned=True)
-"""A partitioned table for each history of the default set, because not every generated history has one."""
+"""A partitioned table that each fixed history gets, because not every generated history has a partitioned table."""
 CUTS, FEW_CUTS = (st.sets(st.integers(0, 63), max_size=most) for most in (12, 5))
 
 
 def assert_derived_mirrors_equal_source(
     server: EmbeddedServer, specs: tuple[Spec, ...], steps: Sequence[Step], cuts: set[int], *, each: int | None = None
 ) -> Counter[str]:
-    """Checks that every table equals the source after each turn and after a repair. Returns how often each statement
-    was executed.
+    """Checks that every table equals the source after each turn and after a repair. Returns how often each kind of step
+    took effect.
 
     Each table's changes are applied to two new mirrors: in a single turn, and in turns that end at the boundaries
-    ``cuts``. For the table number ``each`` (None: for all tables), they are also applied in one turn per transaction.
+    ``cuts``. For the table number ``each`` (None: for all tables), the changes are also applied in one turn per
+    transaction.
     """
     first = [Step("insert", 0, table, 0, number) for table in range(5) for number in range(3)]
     with received(server, specs, [*first, Step("commit", 0, 0, 0, 0), *steps]) as (at, workload):
@@ -99,7 +100,7 @@ def assert_derived_mirrors_equal_source(
 
 @pytest.mark.long
 @pytest.mark.takes(40)
-def test_mirrors_equal_the_source_after_every_turn(server: EmbeddedServer) -> None:
+def test_mirrors_equal_the_source_after_every_turn_of_fixed_histories(server: EmbeddedServer) -> None:
     done: Counter[str] = Counter()
 
     @seed(20261121)

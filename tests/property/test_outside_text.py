@@ -48,7 +48,7 @@ TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "announcement": (Announcement.from_line, '{"count": 1, "bytes": 2, "xid": 3, "lsn": 4, "since": "2026-01-01"}\n'),
 }  # fmt: skip
 USAGE = (PgcdcError, ValueError)
-"""The errors that a parser of one text may raise. Its caller adds the name of the setting, option or file."""
+"""The errors that a parser of one text may raise. The parser's caller adds the name of the setting, option or file."""
 SETTINGS = b"""\
 # A project.
 source: host=db.example.org dbname=shop user=replicator
@@ -81,7 +81,7 @@ def test_a_logical_message_of_any_bytes_is_a_row_of_the_feed(prefix: bytes, cont
 
 
 def refusal(kind: type[Exception] | tuple[type[Exception], ...], read: Callable[[], object]) -> Exception | None:
-    """Calls ``read``. Returns the error of this kind that it raises, or None."""
+    """Calls ``read``. Returns the error if ``read`` raises an error of the type ``kind``, otherwise None."""
     try:
         read()
     except kind as error:
@@ -98,19 +98,19 @@ def check_message(data: st.DataObject) -> None:
 
 @FEW
 @given(data=st.data())
-def test_a_message_is_decoded_or_refused_at_its_lsn(data: st.DataObject) -> None:
+def test_damaged_messages_are_decoded_or_refused_with_an_error_that_has_their_lsn(data: st.DataObject) -> None:
     check_message(data)
 
 
 @FEW
 @given(frame=damaged(keepalive_frame(0x16B374D848)))
-def test_a_keepalive_is_read_or_refused(frame: bytes) -> None:
+def test_a_damaged_keepalive_is_read_or_refused_with_a_protocol_error(frame: bytes) -> None:
     refusal(ProtocolError, lambda: keepalive(frame))
 
 
 @FEW
 @given(data=st.data())
-def test_a_text_is_parsed_or_refused(data: st.DataObject) -> None:
+def test_a_damaged_text_is_parsed_or_refused_with_an_expected_error(data: st.DataObject) -> None:
     check_text(data.draw(st.sampled_from(sorted(TEXTS))), data)
 
 
@@ -150,7 +150,7 @@ def test_a_settings_file_that_its_parser_cannot_read_gives_a_one_line_error(proj
 
 
 @pytest.mark.parametrize("line", ["5", "{}", '{"since": 5, "lsn": 4}', "[" * 100_000], ids=["5", "{}", "since", "deep"])
-def test_announcement_of_transactions_in_progress_with_an_unknown_form_is_ignored(line: str) -> None:
+def test_an_announcement_with_an_unknown_form_is_ignored(line: str) -> None:
     assert Announcement.from_line(f"{line}\n") is None
 
 
@@ -163,7 +163,7 @@ def test_a_settings_file_is_read_or_refused_with_a_one_line_error(project: Path,
 @pytest.mark.long
 @MANY
 @given(data=st.data())
-def test_many_bytes_and_texts_are_read_or_refused(project: Path, data: st.DataObject) -> None:
+def test_many_damaged_messages_settings_and_texts_are_read_or_refused(project: Path, data: st.DataObject) -> None:
     check_message(data)
     check_settings(project, data)
     check_text(data.draw(st.sampled_from(sorted(TEXTS))), data)

@@ -118,8 +118,8 @@ def copied(folder: Location) -> Iterator[Location]:
 
 
 def make_table(root: Path) -> Path:
-    """Makes a mirror with deletion vectors. Commits of its oldest versions are gone, so that only a checkpoint
-    describes them."""
+    """Makes a mirror with deletion vectors. The commits of the mirror's oldest versions are deleted, so that only a
+    checkpoint describes these versions."""
     mirror = Mirrors(Layout.of(root), OWNER).open(A)
     make(mirror, SCHEMA, {})
     table = Rows(path_of(mirror.path))
@@ -223,7 +223,7 @@ def check(files: dict[str, Stored], data: st.DataObject, name: str) -> None:
 
 
 def refusal_of(stored: Stored, content: bytes) -> PgcdcError | None:
-    """Reads the file with this content. Returns the error if it is refused."""
+    """Replaces the file's content for a moment, and reads the file. Returns the error if the content is refused."""
     stored.path.write_bytes(content)
     refused: PgcdcError | None = None
     try:

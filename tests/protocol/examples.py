@@ -68,7 +68,8 @@ EXAMPLES: list[tuple[bytes, Message]] = [
 
 
 def by_row(images: Sequence[Images]) -> dict[int, dict[str, TupleData]]:
-    """For each row, its images by their letter (K, O or N). Fails if a row has the same image twice."""
+    """By row number: the tuples of the row, by the letter of their image (K, O or N). Fails if a row has two tuples of
+    the same letter."""
     found: dict[int, dict[str, TupleData]] = {}
     for item in images:
         assert item.rows.tolist() == sorted(set(item.rows.tolist()))

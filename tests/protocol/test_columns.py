@@ -136,7 +136,7 @@ def test_update_with_two_old_tuples_or_no_new_tuple_is_refused(payload: bytes) -
         images(pa.array([wire.update(Update(7, None, None, ("1",))), payload]), "U", 1)
 
 
-def test_messages_without_bytes_are_refused() -> None:
+def test_message_whose_payload_is_null_is_refused() -> None:
     with pytest.raises(ProtocolError, match="no payload"):
         images(pa.array([PAYLOADS[0], None]), "U", 3)
 
@@ -199,7 +199,7 @@ def test_keepalive_is_read() -> None:
 
 
 @pytest.mark.parametrize("frame", [b"", b"w", ALIVE[:-1], ALIVE + b"\0", DATA])
-def test_frame_of_another_kind_is_not_a_keepalive(frame: bytes) -> None:
+def test_frame_of_another_kind_or_length_is_refused_as_a_keepalive(frame: bytes) -> None:
     with pytest.raises(ProtocolError):
         keepalive(frame)
 
@@ -228,7 +228,7 @@ def test_times_of_the_protocol_count_from_the_year_2000() -> None:
 
 
 def walked(data: bytes) -> list[tuple[int, int]]:
-    """Start and end of the complete data messages at the beginning of ``data``, found one after another."""
+    """Start and end of each complete CopyData message at the beginning of ``data``, found by a sequential scan."""
     found, at = [], 0
     while at + 5 <= len(data) and data[at : at + 1] == b"d":
         length = unpack_from("!I", data, at + 1)[0]
@@ -240,7 +240,7 @@ def walked(data: bytes) -> list[tuple[int, int]]:
 
 
 def looked_up(data: bytes) -> list[tuple[int, int]]:
-    """The same starts and ends, found by repeated calls of the tested function."""
+    """The same starts and ends, found by repeated calls of the tested function ``data_messages``."""
     found: list[tuple[int, int]] = []
     octets, at = np.frombuffer(data, np.uint8), 0
     while len((bounds := data_messages(octets[at:]))[0]):
@@ -250,7 +250,7 @@ def looked_up(data: bytes) -> list[tuple[int, int]]:
 
 
 looks_so = st.sampled_from([b"d", b"d\0\0\0", b"\0\0\0\x05", message(b"d", b""), message(b"d", b"d\0\0\0\x04"), b"dd"])
-"""Bytes inside a value or position that look like the start of a message."""
+"""Bytes inside the body of a message that look like the start of a message."""
 bodies = st.lists(st.one_of(st.binary(max_size=8), looks_so), max_size=6).map(b"".join)
 streams = st.lists(
     st.builds(message, st.sampled_from([b"d"] * 9 + [b"N"]), bodies), max_size=12

@@ -56,7 +56,7 @@ def test_typmod_comes_from_the_message_even_if_the_catalog_is_newer() -> None:
     assert shape.columns[1].type.typmod == (12 << 16 | 3) + 4
 
 
-def test_column_missing_from_the_catalog_has_only_its_type() -> None:
+def test_column_that_the_catalog_lacks_has_a_type_but_no_attnum() -> None:
     table = replace(TABLE, columns=(TABLE.columns[0], Column(9, "amount", INT)))
     shape = Shape.resolve(PAYLOAD, RelationFacts(table, {1700: NUMERIC, 1009: TAGS}))
     assert shape.columns[1] == ShapeColumn("amount", None, PgType(1700, "numeric", (12 << 16 | 3) + 4), False)
@@ -77,7 +77,7 @@ def test_shape_of_a_partition_names_its_root_table() -> None:
     assert (shape.table, shape.root, shape.root_oid) == (TABLE.name, root, 5)
 
 
-def test_shape_has_the_names_of_the_message_and_of_the_catalog() -> None:
+def test_shape_has_the_tables_name_in_the_message_and_its_name_in_the_catalog() -> None:
     shape = Shape.resolve(PAYLOAD, replace(FACTS, table=replace(TABLE, name=TableName("public", "later"))))
     assert (shape.table, shape.catalog_name) == (TABLE.name, TableName("public", "later"))
     assert Shape.resolve(PAYLOAD, RelationFacts(None)).forgotten
@@ -88,7 +88,7 @@ def test_empty_namespace_in_a_relation_message_means_pg_catalog() -> None:
     assert Shape.resolve(payload, RelationFacts(None)).table == TableName("pg_catalog", "item")
 
 
-def test_relation_facts_are_read_back_from_the_log() -> None:
+def test_relation_facts_are_unchanged_after_a_round_trip_as_json() -> None:
     facts = replace(FACTS, table=replace(TABLE, leaves=(leaf(1, TableName("a", "b"), 2),), root=TableName("a", "r")))
     assert RelationFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
     assert RelationFacts.from_json(json.loads(json.dumps(RelationFacts(None).to_json()))) == RelationFacts(None)

@@ -58,7 +58,8 @@ Read = list[Any]
 
 
 def read(texts: Sequence[str | None], of: PgType) -> Read:
-    """The cast values as Python values, or UNFIT. Also checks the rules that every cast must follow."""
+    """Casts the texts. Returns Python values, with UNFIT for each text that does not fit. Also checks the rules that
+    every cast must follow."""
     found = cast(pa.array(texts, pa.string()), of)
     found.values.validate(full=True)
     assert found.values.type == arrow_type(of)
@@ -294,7 +295,7 @@ def test_array_text_is_cast_to_a_list() -> None:
     assert read(['{"{1,2}","{}"}'], array(domain(array(INT4)))) == [[[1, 2], []]]
 
 
-def test_arrays_that_are_not_plain_lists_do_not_fit() -> None:
+def test_arrays_with_bounds_or_several_dimensions_do_not_fit() -> None:
     texts = ["{1}", "[0:1]={1,2}", "{{1},{2}}", None, "[-3:-3]={7}", "{}", "[1:1][2:2]={{1}}"]
     assert read(texts, array(INT4)) == [[1], UNFIT, UNFIT, None, UNFIT, [], UNFIT]
     assert read(texts, array(TEXT)) == [["1"], UNFIT, UNFIT, None, UNFIT, [], UNFIT]
@@ -328,7 +329,7 @@ def test_null_lists_contain_no_elements() -> None:
         (array(INT4), ""), (array(INT4), "{a}"), (array(INT4), "{1"), (array(INT4), "1,2"), (array(BOOL), "{true}"),
     ],
 )  # fmt: skip
-def test_invalid_text_is_refused_without_its_value(of: PgType, text: str) -> None:
+def test_error_for_an_invalid_text_does_not_contain_the_text(of: PgType, text: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         read([None, text], of)
     assert caught.value.thing == f"type {of.name}"

@@ -44,7 +44,8 @@ def value(item: Value) -> bytes:
         return b"n"
     if item is UNCHANGED:
         return b"u"
-    # In the decoded string, each byte that is not valid text is a surrogate.
+    # The decoder has turned each byte that is not valid text into a surrogate. ``surrogateescape`` turns the surrogates
+    # back into these bytes.
     data = item.encode("utf-8", "surrogateescape")
     return b"t" + pack("!I", len(data)) + data
 
@@ -94,7 +95,7 @@ def truncate(message: Truncate) -> bytes:
 
 
 def message(of: AnyMessage) -> bytes:
-    """The bytes of any message, as it is sent outside of a block."""
+    """The bytes of any message, as it is sent outside of the blocks of streamed transactions."""
     match of:
         case Insert() | Update() | Delete():
             return row_message(of)

@@ -1,5 +1,5 @@
-"""A source whose tables are altered all the time (a storm), and an application that measures how long its queries
-take."""
+"""A source whose tables are altered all the time (a storm), an application that measures how long its queries take, and
+helpers that publish and copy a table."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ PAUSE_SECONDS = 0.03
 """Seconds between two statements of one session. The pause keeps the load on the processors low, so that queries wait
 only for locks."""
 _LOOK_SECONDS = 0.05
-"""Seconds between two queries of the locks, because pg_locks stops the lock manager for a moment."""
+"""Seconds between two queries of pg_locks. Each query stops the lock manager for a moment, which would delay the
+application if the queries had no pause."""
 GIVEN_UP_SECONDS = 30
-"""Seconds after which a waiting query fails. The query is then recorded with this time, so that a query that is blocked
-for ever is recorded, too."""
+"""Seconds after which a query that waits for a lock fails. The query is then recorded with this time, so that a query
+that is blocked for ever is recorded, too."""
 BEARABLE_SECONDS = 1.0
-"""How many seconds longer a query may take than without pgcdc's sessions."""
+"""With pgcdc's sessions, the longest query may take this many seconds more than the longest query without them."""
 STORMS = 3
-"""How often the test compares the times of the queries with and without pgcdc. A busy machine makes some
-queries slow in one repetition. A lock that pgcdc holds too long makes queries slow in every repetition."""
+"""How often the test compares the times of the queries with and without pgcdc, at most. The test passes at the first
+comparison in which pgcdc hardly delays the queries. A busy machine makes some queries slow in one comparison, but a
+lock that pgcdc holds too long makes queries slow in every comparison."""
 
 _CREATE = "CREATE TABLE {0} (id int PRIMARY KEY, v text, n int)"
 _FILL = f"INSERT INTO {{0}} SELECT i, repeat('v', 60), i FROM generate_series(1, {ROWS}) AS i"
@@ -56,7 +58,8 @@ _ASK = (
     "UPDATE {0} SET v = 'w' WHERE id = 7",
     "DELETE FROM {0} WHERE id = 11",
 )
-# pgcdc's sessions are recognised by their application_name. OIDs below 16384 are system catalogs.
+# Sessions of pgcdc that wait for a lock on a relation while they hold a lock on a relation of the application. pgcdc's
+# sessions are recognised by their application_name. Relations with an OID below 16384 are system catalogs.
 _HELD_AND_WAITED_FOR = """
 WITH l AS MATERIALIZED (SELECT pid, relation, mode, granted FROM pg_locks WHERE locktype = 'relation')
 SELECT a.pid, a.application_name, a.query, held.relation, held.mode, wanted.relation, wanted.mode
@@ -113,7 +116,7 @@ class Storm:
     def _ask(self) -> None:
         for conn, statement in self._statements(_ASK):
             started = time.monotonic()
-            # The table was dropped or renamed, or the query was cancelled because of a deadlock with DDL.
+            # Expected errors: the table was dropped or renamed, or the query was cancelled after a deadlock with DDL.
             with suppress(psycopg.errors.UndefinedTable, psycopg.errors.DeadlockDetected):
                 with suppress(psycopg.errors.LockNotAvailable), _publication_dropped():
                     conn.execute(statement.encode())

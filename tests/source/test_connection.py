@@ -57,7 +57,7 @@ def test_our_sessions_have_their_settings_even_if_a_pooler_drops_the_startup_opt
         assert walsender.execute(shown) == [told]
 
 
-def test_timeouts_set_for_a_role_or_database_do_not_apply_to_our_sessions(database: Database) -> None:
+def test_timeouts_that_are_set_for_a_database_do_not_apply_to_our_sessions(database: Database) -> None:
     names = ["statement_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"]
     with database.connect() as admin:
         if admin.info.server_version >= 170000:
@@ -143,7 +143,7 @@ POOLER = "those of PostgreSQL: a pooler or proxy"
         ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "u", database "d"', SourceNotReady, "pg_hba.conf"),
     ],
 )  # fmt: skip
-def test_the_error_of_a_refused_replication_connection_names_what_is_missing(
+def test_the_error_of_a_refused_replication_connection_says_what_to_do(
     text: str, kind: type[PgcdcError], advice: str
 ) -> None:
     error = of_refusal(f'connection to server at "h", port 5432 failed: {text}').typed("u@h/d")
@@ -152,7 +152,7 @@ def test_the_error_of_a_refused_replication_connection_names_what_is_missing(
     assert advice in str(error.do)
 
 
-def test_the_error_for_a_role_with_too_few_connections_says_how_many_are_needed(database: Database) -> None:
+def test_the_error_at_a_roles_connection_limit_says_how_many_connections_are_needed(database: Database) -> None:
     role = f"few_{database.name}"
     with database.connect() as admin:
         admin.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1".encode())
@@ -170,7 +170,7 @@ def test_the_error_for_a_role_with_too_few_connections_says_how_many_are_needed(
     "the database system is starting up", "the database system is shutting down",
     "the database system is in recovery mode", "the database system is not yet accepting connections",
 ])  # fmt: skip
-def test_an_error_because_the_server_is_starting_up_is_retryable(text: str) -> None:
+def test_an_error_of_a_server_that_starts_or_stops_says_to_wait_and_run_again(text: str) -> None:
     error = of_refusal(f"connection failed: FATAL:  {text}").typed()
     assert (type(error), error.do) == (
         SourceUnavailable,
@@ -178,7 +178,9 @@ def test_an_error_because_the_server_is_starting_up_is_retryable(text: str) -> N
     )
 
 
-def test_the_error_for_a_server_that_allows_no_walsenders_names_the_cause(tmp_path: Path, pg_version: int) -> None:
+def test_the_error_for_a_server_that_allows_no_walsenders_names_max_wal_senders(
+    tmp_path: Path, pg_version: int
+) -> None:
     with new_server(tmp_path / "pg", pg_version, settings={**TEST_SETTINGS, "max_wal_senders": "0"}) as server:
         with pytest.raises(SourceUnavailable) as caught:
             ReplicationConnection.open(server.conninfo_of("postgres"))
@@ -211,12 +213,16 @@ def test_a_pooler_that_drops_the_replication_parameter_is_reported(database: Dat
         ("55000", "logical decoding requires wal_level >= logical", SourceNotReady),
     ],
 )
-def test_each_server_error_raises_its_pgcdc_error(state: str | None, message: str, kind: type[PgcdcError]) -> None:
+def test_server_errors_become_pgcdc_errors_of_the_matching_class(
+    state: str | None, message: str, kind: type[PgcdcError]
+) -> None:
     assert type(ServerError(state, message).typed()) is kind
 
 
 @pytest.mark.parametrize("wanted", ["read-only", "standby"])
-def test_the_error_names_target_session_attrs_if_it_rejects_the_server(wanted: str, database: Database) -> None:
+def test_the_error_names_target_session_attrs_if_this_setting_rejects_the_server(
+    wanted: str, database: Database
+) -> None:
     with pytest.raises(SourceUnavailable, match=r"is not .*; `target_session_attrs` in the setting") as refused:
         connect(make_conninfo(database.conninfo, target_session_attrs=wanted))
     assert "check that the server runs" not in str(refused.value)
@@ -248,7 +254,7 @@ BEGIN PERFORM length(raw, encoding); RETURN true; EXCEPTION WHEN character_not_i
 
 
 def _sequences(name: str) -> list[bytes]:
-    """Every possible character of the encoding, and some impossible ones."""
+    """Every possible character of the encoding, and some sequences of bytes that are not a character."""
     single = [bytes([one]) for one in range(0x80, 0x100)]
     if not name.startswith("EUC"):
         return single
@@ -351,7 +357,7 @@ def test_a_route_contains_the_options_of_the_users_conninfo(database: Database) 
         assert conn.execute("SHOW work_mem").fetchone() == ("7MB",)
 
 
-def test_a_route_contains_tls_files_which_are_deleted_after_use(
+def test_a_route_contains_the_tls_files_and_deletes_its_copies_of_them_after_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".postgresql").mkdir()

@@ -130,8 +130,8 @@ other column."""
 
 @pytest.mark.parametrize("ddl", READABLE_AFTER + NOT_READABLE_AFTER)
 def test_a_copy_after_ddl_equals_the_snapshot_or_fails(database: Database, ddl: str) -> None:
-    """Without the tested check, COPY would return no rows, rows of a different table, or values of a different column,
-    without an error."""
+    """pgcdc checks that the table is as the snapshot shows it. Without this check, COPY would return no rows, rows of a
+    different table, or values of a different column, without an error."""
     with database.connect() as conn:
         publish(conn, "i int PRIMARY KEY, x text, y text")
         conn.execute("INSERT INTO t VALUES (1, 'x', 'y')")
@@ -148,9 +148,9 @@ def test_a_copy_after_ddl_equals_the_snapshot_or_fails(database: Database, ddl: 
             assert caught.value.retryable
 
 
-def test_a_truncate_does_not_wait_while_slot_creation_waits_for_its_transaction(database: Database) -> None:
-    """Slot creation waits for the transaction of the TRUNCATE. If pgcdc held a lock on the table at that time, the
-    TRUNCATE would wait for pgcdc, and both would wait for ever."""
+def test_a_truncate_gets_its_lock_at_once_while_slot_creation_waits_for_transactions(database: Database) -> None:
+    """Slot creation may also wait for the transaction of the TRUNCATE. If pgcdc held a lock on the table at that time,
+    the TRUNCATE would wait for pgcdc, and both would wait for ever."""
     result: list[int] = []
 
     def take() -> None:
@@ -172,7 +172,7 @@ def test_a_truncate_does_not_wait_while_slot_creation_waits_for_its_transaction(
         assert result == [0]
 
 
-def test_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: Database) -> None:
+def test_a_column_with_a_default_added_between_snapshot_and_copy_is_not_in_the_copy(database: Database) -> None:
     """ADD COLUMN with a default rewrites no row and sends no message, but queries then show the default in older rows.
     The copy must equal the snapshot, which does not have the column."""
     with database.connect() as conn:
@@ -214,9 +214,9 @@ def _ended(conn: psycopg.Connection) -> bool:
     return False
 
 
-def test_a_prepared_transaction_of_another_database_is_named_by_gid(database: Database) -> None:
-    """Slot creation waits for transactions of all databases. Queries that are limited to our own database do not show
-    this transaction."""
+def test_the_error_of_an_export_names_a_prepared_transaction_of_another_database(database: Database) -> None:
+    """Slot creation waits for transactions of all databases. The transaction in the other database would not be found
+    by a query for transactions of our own database."""
     gid = f"g_{secrets.token_hex(4)}"
     with fresh_database(database.server) as other, other.connect() as elsewhere, database.connect() as conn:
         publish(conn)
@@ -243,9 +243,9 @@ def test_the_end_of_the_session_that_holds_the_snapshot_is_an_error(database: Da
                 pass
 
 
-def test_the_gate_opens_when_the_ended_transactions_have_also_ended_in_a_new_snapshot() -> None:
-    """The gate delays a copy until each transaction that the slot's snapshot shows as ended has also ended according to
-    a new snapshot."""
+def test_a_copy_starts_when_a_new_snapshot_shows_at_least_the_same_transactions_as_ended() -> None:
+    """A copy waits until each transaction that the slot's snapshot shows as ended has also ended according to a new
+    snapshot."""
     ours = _Xids.parse("10:20:12,15")
     assert ours.agrees(_Xids.parse("12:20:12"))
     assert ours.agrees(_Xids.parse("21:25:21,22"))
@@ -254,7 +254,7 @@ def test_the_gate_opens_when_the_ended_transactions_have_also_ended_in_a_new_sna
     assert ours.agrees(_Xids.parse("20:20:"))
 
 
-def test_the_gate_waits_until_the_commit_status_is_visible(database: Database) -> None:
+def test_a_copy_waits_until_a_commit_in_the_wal_is_visible(database: Database) -> None:
     """A commit that waits for a synchronous standby is in the WAL, but not yet visible to new snapshots. The copy waits
     until it is visible.
 

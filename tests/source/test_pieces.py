@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def cut(database: Database, target: int, block: int = 1 << 16) -> dict[str, list[tuple[Piece, list[bytes]]]]:
-    """By table name: every piece of each table of publication p, with its blocks."""
+    """Returns all pieces of each table of publication p, by table name. Each piece is returned with its blocks."""
     found: dict[str, list[tuple[Piece, list[bytes]]]] = {}
     with exported_snapshot(database.conninfo) as snapshot:
         with snapshot.reading() as conn:
@@ -80,7 +80,7 @@ def test_empty_tables_and_tables_without_columns_are_copied(database: Database) 
 
 @pytest.mark.since(15, "row filters and column lists")
 def test_only_published_rows_and_columns_are_copied(database: Database) -> None:
-    """Covers column lists, row filters, generated columns, and child tables with table inheritance."""
+    """Covers column lists, row filters, generated columns, and child tables (INHERITS)."""
     with database.connect() as conn:
         conn.execute(
             "CREATE TABLE cut (id int PRIMARY KEY, secret text, shown text); INSERT INTO cut VALUES (1, 's', 'x');"
@@ -132,7 +132,7 @@ def test_partitions_are_copied_leaf_by_leaf(database: Database, via_root: bool) 
     }  # fmt: skip
 
 
-def test_row_level_security_is_an_error_and_not_a_shorter_copy(database: Database) -> None:
+def test_a_copy_fails_if_row_level_security_would_hide_rows(database: Database) -> None:
     role = f"reader_{secrets.token_hex(4)}"
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (i int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 11);"
@@ -150,7 +150,7 @@ def test_row_level_security_is_an_error_and_not_a_shorter_copy(database: Databas
             conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def test_a_copy_that_is_stopped_early_leaves_no_session(database: Database) -> None:
+def test_a_copy_that_is_stopped_early_leaves_no_session_on_the_server(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (i int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 200000);"
                      "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip

@@ -129,8 +129,8 @@ def test_no_write_on_the_source_fails_because_of_setup(
         conn.execute(sql.SQL("INSERT INTO {} VALUES (1, 1)" if table == "r" else "INSERT INTO {} VALUES (1)").format(
             sql.Identifier(table)))  # fmt: skip
     setup(settings, database.conninfo)
-    # Partitions created after setup. rb2 has no replica identity, and setup has published the other partition of its
-    # root by name. r2 has the key of its root, which setup has published.
+    # These partitions are created after setup. rb2 has no replica identity. Setup published rb1, the other partition
+    # of rb, but not rb itself. r2 has the key of its root r, and setup published r.
     conn.execute("CREATE TABLE rb2 PARTITION OF rb FOR VALUES IN (2); INSERT INTO rb VALUES (2)")
     conn.execute("CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2); INSERT INTO r VALUES (2, 2)")
     for table in (*WRITABLE, "rb2", "r2"):
@@ -180,9 +180,10 @@ def test_setup_locks_no_other_table_while_it_waits_for_one_table(
     assert published(conn, settings.publication) == {"a", "b", "c"}
 
 
-def test_setup_moves_a_table_that_gained_or_lost_its_key_to_the_other_publication(
+def test_setup_moves_a_table_that_gained_or_lost_its_key_to_the_publication_that_fits(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
+    """A table with a key belongs to the publication ``Our pub``, a table without a key to ``Our pub_inserts``."""
     conn.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int); CREATE TABLE c (id int PRIMARY KEY)")
     setup(settings, database.conninfo)
     conn.execute("ALTER TABLE a DROP CONSTRAINT a_pkey; ALTER TABLE b ADD PRIMARY KEY (id); DROP TABLE c")
@@ -206,7 +207,7 @@ def test_teardown_keeps_a_slot_that_is_in_use(conn: psycopg.Connection, settings
 
 
 @pytest.mark.since(15, "row filters")
-def test_a_publication_of_another_owner_is_used_unchanged(
+def test_setup_and_teardown_do_not_change_a_publication_that_a_user_created(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY, x text); CREATE TABLE b (id int); CREATE TABLE c (id int)")
@@ -225,7 +226,7 @@ def test_a_publication_of_another_owner_is_used_unchanged(
     assert slots(conn) == []
 
 
-def test_setup_refuses_an_existing_slot_if_its_publication_does_not_exist(
+def test_setup_refuses_an_existing_slot_if_the_publication_does_not_exist(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
@@ -279,8 +280,8 @@ def test_setup_reports_each_right_that_the_role_lacks(
 def test_all_missing_rights_on_a_table_are_reported_in_one_message(
     conn: psycopg.Connection, database: Database
 ) -> None:
-    """The statements in the message end without a semicolon, because a semicolon separates the problem from the
-    advice."""
+    """The message contains the statements that grant the rights. Semicolons separate the statements, but the last
+    statement has no semicolon."""
     role = f"plain_{secrets.token_hex(4)}"
     conn.execute(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA closed; CREATE TABLE closed.a (id int)".encode())
     try:
@@ -322,7 +323,7 @@ def test_synchronous_standby_names_that_match_our_application_name_are_recognise
     assert matches_standby_names(setting, "pgcdc_assets") is matches
 
 
-def test_a_source_whose_commits_would_wait_for_our_slot_is_refused(
+def test_setup_reports_an_error_if_commits_on_the_source_would_wait_for_pgcdc(
     conn: psycopg.Connection, settings: Settings, database: Database
 ) -> None:
     conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
@@ -373,7 +374,7 @@ ANOTHER = "does not check the identity of the server"
         ("203.0.113.7", "prefer", False, True, None),
     ],
 )
-def test_a_remote_connection_that_is_not_encrypted_and_verified_is_reported(
+def test_a_remote_connection_without_encryption_or_check_of_the_server_is_reported(
     address: str, sslmode: str, tls: bool, gss: bool, said: str | None
 ) -> None:
     found = exposed(FAR[0], address, sslmode, tls=tls, gss=gss)
@@ -399,7 +400,7 @@ def test_setup_warns_about_a_remote_source_without_encryption(
     assert "sslmode=verify-full" in found.do
 
 
-# Every role can emit logical messages, until its rights are revoked with the statements in docs/guides/outbox.md
+# Every role may emit logical messages. After the statements in docs/guides/outbox.md, only the application may do so
 
 OUTBOX = (Path(__file__).parents[2] / "docs" / "guides" / "outbox.md").read_text()
 EMIT = ("true, 'app', 'text'", "false, 'app', 'text'", "true, 'app', '\\x00'::bytea")

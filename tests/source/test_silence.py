@@ -48,7 +48,7 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def soon(action: Callable[[], object], seconds: float = 0.7) -> Iterator[None]:
-    """Runs ``action`` after some seconds, while the block waits."""
+    """Runs ``action`` after ``seconds``, while the block of the ``with`` statement waits."""
     timer = threading.Timer(seconds, action)
     timer.start()
     try:
@@ -69,7 +69,7 @@ def test_a_query_fails_if_the_server_sends_nothing(path: DeadPath, new: bool) ->
 
 @pytest.mark.long
 @NEW
-def test_a_query_fails_if_the_connection_dies_while_it_runs(path: DeadPath, new: bool) -> None:
+def test_a_running_query_fails_if_its_connection_dies(path: DeadPath, new: bool) -> None:
     with (
         connect(path.conninfo) as conn, soon(lambda: path.die(new=new)), within(20),
         pytest.raises(SourceUnavailable, match="has sent nothing"),

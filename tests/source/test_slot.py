@@ -52,7 +52,7 @@ def test_a_missing_slot_has_no_status_and_is_an_error_where_it_is_required(datab
             require_slot(conn, slot)
 
 
-def test_errors_about_slot_or_log_being_ahead_name_both_positions(status: SlotStatus) -> None:
+def test_errors_for_a_slot_ahead_of_the_log_or_a_log_ahead_of_the_wal_name_both_positions(status: SlotStatus) -> None:
     assert status.confirmed_flush_lsn is not None
     before = Lsn(status.confirmed_flush_lsn - 8)
     with pytest.raises(SlotAhead, match=f"{status.confirmed_flush_lsn}.*{before}"):
@@ -76,7 +76,7 @@ def test_errors_about_slot_or_log_being_ahead_name_both_positions(status: SlotSt
         ({"restart_lsn": None}, SlotLost),
     ],
 )
-def test_each_unusable_slot_has_its_error(
+def test_each_kind_of_unusable_slot_raises_an_error_that_says_what_to_do(
     status: SlotStatus, change: dict[str, object], kind: type[PgcdcError]
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -115,7 +115,7 @@ def test_a_role_without_rights_can_read_the_identity_of_the_source(database: Dat
             conn.execute(f"DROP ROLE {role}".encode())
 
 
-def test_open_and_prepared_transactions_are_named(database: Database) -> None:
+def test_open_and_prepared_transactions_are_listed_with_pid_or_gid(database: Database) -> None:
     gid = f"g_{secrets.token_hex(4)}"
     with database.connect() as writer, database.connect() as other, connect(database.conninfo) as conn:
         writer.execute("BEGIN; SELECT pg_current_xact_id()")
@@ -132,7 +132,7 @@ def test_open_and_prepared_transactions_are_named(database: Database) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_slot_whose_wal_was_removed_is_reported_lost(tmp_path: Path, version: int) -> None:
+def test_a_slot_whose_wal_was_removed_is_reported_as_lost(tmp_path: Path, version: int) -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
     with (
         new_server(tmp_path / "pg", version, settings=settings) as server,
@@ -156,8 +156,8 @@ def test_a_slot_whose_wal_was_removed_is_reported_lost(tmp_path: Path, version: 
 
 
 def test_the_end_of_a_wal_record_is_read_as_a_position_before_the_next_page_header(database: Database) -> None:
-    """If a record fills a page or file, PostgreSQL's insert position is after the next page's header, which no flush
-    position is. So pgcdc's query returns the position before this header."""
+    """If a record fills a page or file, PostgreSQL's insert position is after the header of the next page. The flush
+    position is never there. So pgcdc's query returns the position before this header."""
     with database.connect() as conn:
 
         def at(query: str) -> Lsn:
@@ -283,7 +283,7 @@ def test_an_open_truncate_blocks_no_catalog_read(database: Database, names: list
 
 
 @pytest.mark.since(16, "a view that opens the tables")
-def test_a_table_dropped_during_the_read_causes_no_error(database: Database, names: list[str]) -> None:
+def test_a_table_dropped_while_published_tables_are_read_causes_no_error(database: Database, names: list[str]) -> None:
     """PostgreSQL's pg_publication_tables fails in this case: could not open relation with OID."""
     with database.connect() as conn, database.connect() as other, ThreadPoolExecutor() as threads:
         other.execute("BEGIN; DROP TABLE gone")
@@ -381,7 +381,7 @@ def test_each_change_of_the_catalog_changes_the_fingerprint(database: Database) 
             assert not snapshot.is_current(conn), done
 
 
-def test_other_statements_do_not_change_the_fingerprint(database: Database) -> None:
+def test_statements_that_do_not_alter_published_tables_keep_the_fingerprint(database: Database) -> None:
     """After changes of rows, statistics, unpublished tables or temporary tables, the catalog need not be read again."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute(START)

@@ -93,7 +93,7 @@ def test_comments_of_tables_and_columns_are_returned(database: Database) -> None
     assert found["bare"].comments == ()
 
 
-def test_catalog_facts_for_the_log_have_no_comments(database: Database) -> None:
+def test_tables_that_are_read_for_relation_messages_have_no_comments(database: Database) -> None:
     found = tables_of(
         database, "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t; COMMENT ON TABLE t IS 'x'"
     )
@@ -138,7 +138,7 @@ def test_a_replica_identity_index_that_may_not_be_used_is_not_a_key() -> None:
 
 
 @pytest.mark.since(15, "row filters and column lists")
-def test_publications_column_lists_filters_and_operations_are_returned(database: Database) -> None:
+def test_column_lists_row_filters_and_operations_of_publications_are_returned(database: Database) -> None:
     with connect(database.conninfo) as conn:
         version = conn.info.server_version
     found = tables_of(
@@ -199,7 +199,7 @@ def test_a_partitioned_table_lists_its_leaves(database: Database) -> None:
     )
 
 
-def test_catalog_facts_of_a_leaf_have_the_leafs_attnums_and_the_roots_key(database: Database) -> None:
+def test_a_leaf_that_is_read_for_relation_messages_has_its_attnums_and_the_roots_key(database: Database) -> None:
     tables_of(database, PARTITIONED + "CREATE PUBLICATION p FOR TABLE r")
     with connect(database.conninfo) as conn:
         row = conn.execute("SELECT 'public.r_s'::regclass::oid, 'public.r'::regclass::oid").fetchone()
@@ -215,7 +215,7 @@ def test_catalog_facts_of_a_leaf_have_the_leafs_attnums_and_the_roots_key(databa
         assert found[999_999].table is None
 
 
-def test_catalog_facts_of_a_relation_that_is_not_published_are_read(database: Database) -> None:
+def test_columns_are_read_for_relation_messages_of_tables_that_are_not_published(database: Database) -> None:
     tables_of(database, "CREATE TABLE t (a int, id int PRIMARY KEY); CREATE PUBLICATION p")
     with connect(database.conninfo) as conn:
         row = conn.execute("SELECT 'public.t'::regclass::oid").fetchone()
@@ -277,8 +277,8 @@ def test_the_error_for_an_invalid_pattern_names_the_setting(pattern: str) -> Non
         TablePatterns.parse([pattern])
 
 
-def test_attnums_of_leaves_are_mapped_to_those_of_the_root(database: Database) -> None:
-    """A partition made by CREATE TABLE ... PARTITION OF has the root's attnums, unless the root had dropped a column
+def test_attnums_of_leaves_are_mapped_to_the_attnums_of_the_root(database: Database) -> None:
+    """A partition made by CREATE TABLE ... PARTITION OF has the root's attnums, unless a column of the root was dropped
     before. An attached table keeps its own attnums."""
     ddl = """
       CREATE TABLE r (id int, a int, b int, PRIMARY KEY (id)) PARTITION BY LIST (id);

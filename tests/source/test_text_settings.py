@@ -73,18 +73,18 @@ WORDS: Final[Mapping[str, list[str]]] = {
 }
 """Values to try for settings of type string."""
 ELSEWHERE: Final = {"client_encoding", "role", "session_authorization"}
-"""Settings that are not tried. ``client_encoding`` is set in each connection string. The other settings do not affect
-text forms."""
+"""Settings that are not tried. ``client_encoding`` is set in each connection string. The other two settings do not
+affect text forms."""
 KNOWN: Final = {
     "DateStyle", "IntervalStyle", "TimeZone", "bytea_output", "extra_float_digits", "lc_monetary", "search_path",
     "quote_all_identifiers", "standard_conforming_strings",
 }  # fmt: skip
-"""Settings that are known to change a text. The test must find exactly these settings."""
+"""Settings that are known to change the text of a value. The test must find exactly these settings."""
 
 
 @pytest.fixture(scope="module")
 def hostile(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server with the German locale, which formats amounts differently, as its default."""
+    """A server whose default locale is German, which formats amounts of money differently."""
     if shutil.which("localedef") is None:
         pytest.skip("there is no localedef to make a locale with")
     locales = tmp_path_factory.mktemp("locales")
@@ -100,7 +100,8 @@ def hostile(pg_version: int, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def made(hostile: EmbeddedServer) -> Iterator[Database]:
-    """A database with a table ``sample`` of one row, with a column for each value that the server supports."""
+    """A database with the table ``sample``. The table has one row, and a column for each value of VALUES whose type the
+    server supports."""
     with fresh_database(hostile) as database:
         with connect(database.conninfo) as conn:
             conn.execute(MAKE)
@@ -153,7 +154,7 @@ def _candidates(conn: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def changing(made: Database) -> list[tuple[str, str]]:
-    """Names and values of the settings with which the text of a value differs."""
+    """Names and values of the settings that change the text of a value."""
     found, query = [], _query(made)
     with connect(made.conninfo) as conn:
         usual = _texts(conn, query)

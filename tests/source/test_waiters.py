@@ -91,8 +91,8 @@ def test_a_copy_that_waits_for_a_locked_table_neither_holds_nor_requests_a_lock(
 def test_a_session_that_requests_a_lock_gets_it_while_a_copy_reads_the_table(
     database: Database, reader_pauses: bool
 ) -> None:
-    """pgcdc cancels its copy. While the server waits until its client has received rows, it ignores cancel requests. In
-    this case, pgcdc terminates the session of its copy."""
+    """pgcdc cancels its copy. But while the server waits until the client has received rows, the server ignores cancel
+    requests. In this case, pgcdc terminates the session of its copy."""
     waits: list[float] = []
     going_on = threading.Event()
 
@@ -140,7 +140,7 @@ def test_a_copy_that_ignores_cancel_requests_is_terminated(database: Database) -
         held = f"SELECT wait_event FROM pg_stat_activity WHERE pid = {resting.info.backend_pid}"
         wait_for(lambda: scalar(user, held) == "ClientWrite")
         user.execute("SET lock_timeout = '10s'; ALTER TABLE t ADD COLUMN n int")
-        # The session has released its lock, but may need a moment to end.
+        # The session of the copy has released its lock, but may need a moment to end.
         wait_for(lambda: scalar(user, held.replace("wait_event", "count(*)")) == 0)
 
 
@@ -190,8 +190,8 @@ NAMES = [TableName("public", table) for table in TABLES]
 
 
 class Ours:
-    """Repeats everything that pgcdc does on a source. ``done`` counts how often each action completed. An action on
-    tables counts once per table."""
+    """Repeats everything that pgcdc does on a source. ``done`` counts the copied pieces, the tables that verify
+    compared, the completed setups, and the errors by kind."""
 
     def __init__(self, database: Database, root: Path) -> None:
         self._lake = Lake(database.conninfo, root)

@@ -84,7 +84,7 @@ def test_closing_the_stream_releases_the_slot_at_once(
         walsender.drop_slot(slot)
 
 
-def test_each_error_of_a_slot_raises_its_own_class(
+def test_a_missing_slot_and_a_slot_in_use_have_their_own_error_classes(
     walsender: ReplicationConnection, database: Database, slot: str
 ) -> None:
     with pytest.raises(SlotMissing) as missing:
@@ -98,7 +98,7 @@ def test_each_error_of_a_slot_raises_its_own_class(
         assert active.value.retryable
 
 
-def test_a_missing_publication_is_not_reported_as_a_missing_slot(
+def test_servers_before_version_18_name_a_missing_publication_in_their_error(
     walsender: ReplicationConnection, database: Database, slot: str
 ) -> None:
     created = walsender.create_slot(slot)
@@ -129,7 +129,7 @@ def test_names_are_quoted_as_replication_commands_require() -> None:
     assert literal("a'b\\c") == "'a''b\\c'"
 
 
-def test_read_and_write_raise_the_error_that_the_server_sent(
+def test_reads_and_status_updates_raise_the_error_that_the_server_sent(
     walsender: ReplicationConnection, database: Database, slot: str
 ) -> None:
     """The server's error is reported even if a status update can no longer be sent."""
@@ -139,7 +139,7 @@ def test_read_and_write_raise_the_error_that_the_server_sent(
         conn.execute("SELECT pg_terminate_backend(%s, 5000)", [_pid(walsender)])
     assert walsender.wait(5)
     if isinstance(walsender.frames, LibpqReader):
-        # libpq has received the end of the stream, and the connection is no longer in COPY mode.
+        # In this read, libpq receives the end of the stream. Then the connection is no longer in COPY mode.
         walsender.frames._read()
     with pytest.raises(SourceUnavailable, match="terminating connection"):
         _converse(walsender)
@@ -152,8 +152,8 @@ def _converse(walsender: ReplicationConnection) -> None:
         walsender.frames.take()
 
 
-# Reads frames from a socket, on which the bytes arrive in pieces of any size and the frames are mixed with other
-# messages
+# SocketReader reads frames from a socket. The bytes arrive in pieces of any size, and other messages come between the
+# frames
 
 ENDED = pack("!cI", b"c", 4)
 
@@ -217,7 +217,7 @@ def test_frames_before_an_error_are_returned_before_the_error_is_raised(
     assert "secret" not in str(caught.value)
 
 
-def test_frames_before_the_end_of_the_connection_are_returned_before_its_error_is_raised(
+def test_frames_before_the_end_of_a_connection_are_returned_before_an_error_is_raised(
     pair: tuple[socket.socket, SocketReader],
 ) -> None:
     server, reader = pair
@@ -278,7 +278,9 @@ def test_protocol_version_1_is_requested_by_default(version: int) -> None:
     ("version", "proto", "streaming"),
     [(14, "2", "on"), (15, "3", "on"), (16, "4", "parallel"), (18, "4", "parallel"), (19, "4", "parallel")],
 )
-def test_streaming_uses_the_mode_of_the_server_version(version: int, proto: str, streaming: str) -> None:
+def test_streaming_uses_the_newest_mode_that_the_server_version_supports(
+    version: int, proto: str, streaming: str
+) -> None:
     options = PluginOptions.of(version, streaming=True)
     given = options.given(["p", 'odd, "name"'])
     assert given == {"proto_version": proto, "streaming": streaming, **NAMES}
@@ -294,12 +296,12 @@ def test_two_phase_does_not_require_streaming(version: int, proto: str) -> None:
     assert options.whole == FIRST_VERSION
 
 
-def test_two_phase_is_refused_where_the_server_lacks_it() -> None:
+def test_two_phase_is_refused_if_the_server_does_not_support_it() -> None:
     with pytest.raises(SourceNotReady, match=r"PostgreSQL 14 .*; set `two_phase` to false"):
         PluginOptions.of(14, two_phase=True)
 
 
-def test_messages_are_not_requested_by_default() -> None:
+def test_logical_messages_are_not_requested_if_the_option_messages_is_false() -> None:
     options = PluginOptions.of(18, streaming=True, messages=False)
     assert "messages" not in options.given(["p"])
     assert "messages" not in options.whole.given(["p"])
@@ -309,5 +311,5 @@ def test_messages_are_not_requested_by_default() -> None:
 def test_the_server_filters_by_origin_from_version_16(version: int, by_server: bool) -> None:
     options = PluginOptions.of(version, origins=Origins.NONE)
     assert (options.given(["p"]).get("origin") == "none") == by_server
-    # The SQL functions, which read a backlog, get the same filter.
+    # ``whole`` is the options of the SQL functions, which read a backlog. They get the same filter.
     assert options.whole == options

@@ -1,4 +1,5 @@
-"""Which columns of a table a Relation message refers to, if the table's columns have changed since its copy."""
+"""Which columns of a table a Relation message refers to, if the table's columns have changed since the table was
+copied. A message names its columns, but the catalog that gives their attnums is read later."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ SWAPPED = table(ID, Column(2, "b", INT), Column(3, "a", INT), copied=3, former=(
          "new column, or the dropped column under its name", "second of two columns, by its type",
          "first of two columns, by its type", "names swapped later, catalog read after", "names swapped"],
 )  # fmt: skip
-def test_a_relation_message_is_read_only_if_exactly_one_interpretation_is_possible(
+def test_a_message_is_used_only_if_its_columns_can_be_identified_in_exactly_one_way(
     known: Table, told: Shape, columns: tuple[int | None, ...] | None
 ) -> None:  # fmt: skip
     assert aligned(known, told) == columns
@@ -90,26 +91,26 @@ def test_a_column_added_and_dropped_between_catalog_checks_is_ignored() -> None:
     assert aligned(table(ID, A, copied=2), message(ID_COLUMN, of("a", attnum=2), of("x"), live=(1, 2))) == (1, 2, None)
 
 
-def test_an_unknown_column_dropped_after_its_relation_message_was_recorded_is_ignored() -> None:
+def test_a_column_added_and_dropped_between_checks_is_ignored_even_if_its_attnum_is_recorded() -> None:
     told = message(ID_COLUMN, of("a", attnum=2), of("x", attnum=3), live=(1, 2, 3))
     known = replace(table(ID, A, copied=2), attnums_given=3)
     assert aligned(known, told) == (1, 2, None)
     assert table_of_rows(known, told, after=Lsn(1)) is known
 
 
-def test_a_message_is_refused_if_a_dropped_column_may_have_had_the_name_of_a_later_one() -> None:
+def test_a_message_is_refused_if_a_dropped_column_may_have_had_the_name_of_a_newer_column() -> None:
     known = table(ID, A, Column(4, "c", INT), copied=2)
     assert aligned(known, message(ID_COLUMN, of("a", attnum=2), of("c", attnum=4), live=(1, 2, 4))) is None
 
 
-def test_rows_from_before_a_column_was_added_have_the_columns_default() -> None:
+def test_rows_written_before_a_column_was_added_get_the_default_of_this_column() -> None:
     told = message(ID_COLUMN, of("a", attnum=2), live=(1, 2))
     assert table_of_rows(ADDED, told, after=Lsn(99)) is ADDED
     route = Route.of(told, ADDED, None, alignment(ADDED, told, Lsn(99)))
     assert [column.missing for column in route.younger] == ["5"]
 
 
-def test_above_the_lsn_of_a_catalog_check_only_the_structure_that_it_showed_is_accepted() -> None:
+def test_rows_above_the_lsn_of_a_catalog_check_must_have_the_structure_that_the_check_showed() -> None:
     told = message(ID_COLUMN, of("a", attnum=3), live=(1, 3))
     assert isinstance(table_of_rows(MADE_ANEW, told, after=Lsn(99)), Unreadable)
     assert table_of_rows(MADE_ANEW, told, after=Lsn(100)) is MADE_ANEW
@@ -118,7 +119,7 @@ def test_above_the_lsn_of_a_catalog_check_only_the_structure_that_it_showed_is_a
     )
 
 
-def test_an_earlier_type_of_a_column_is_accepted_if_its_text_form_is_the_same() -> None:
+def test_an_earlier_column_type_is_accepted_if_values_have_the_same_text_in_both_types() -> None:
     known = table(ID, Column(2, "a", TEXT), copied=2, former=(Column(2, "a", VARCHAR), A))
     assert table_of_rows(known, message(ID_COLUMN, of("a", VARCHAR, 2), live=(1, 2)), after=Lsn(1)) is known
     found = table_of_rows(known, message(ID_COLUMN, of("a", INT, 2), live=(1, 2)), after=Lsn(1))
@@ -126,7 +127,7 @@ def test_an_earlier_type_of_a_column_is_accepted_if_its_text_form_is_the_same() 
     assert found.reason == "the type of column 'a' changed from int4 to text"
 
 
-def test_a_row_message_with_a_new_column_is_refused_if_other_columns_changed_since_the_copy() -> None:
+def test_a_message_with_a_new_column_is_refused_if_other_columns_changed_since_the_copy() -> None:
     told = message(ID_COLUMN, of("b", attnum=2), of("c", attnum=3), live=(1, 2, 3))
     found = table_of_rows(RENAMED, told, after=Lsn(1))
     assert isinstance(found, Unreadable)
@@ -134,7 +135,7 @@ def test_a_row_message_with_a_new_column_is_refused_if_other_columns_changed_sin
 
 
 @pytest.mark.parametrize("identity", ["d", "f"])
-def test_a_relation_message_with_another_key_is_refused(identity: ReplicaIdentity) -> None:
+def test_a_message_whose_key_differs_from_the_key_of_the_mirror_is_refused(identity: ReplicaIdentity) -> None:
     """The mirror's key is compared with the key columns that the message flags. Under REPLICA IDENTITY FULL, the flags
     do not show the key, so the mirror's key is compared with the key in the catalog."""
     columns = (replace(ID_COLUMN, key=False), replace(of("b", attnum=2), key=True))
@@ -188,7 +189,7 @@ def test_added_or_removed_leaves_do_not_change_how_columns_are_read() -> None:
     assert table_of_rows(unchanged, told, after=Lsn(1)) is unchanged, "only the leaves have changed"
 
 
-def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
+def test_rows_of_a_leaf_that_was_created_after_a_column_was_dropped_are_read() -> None:
     """The root's second column was dropped before the leaf was created. So the root's third column is the leaf's second
     column."""
     columns = (ID, Column(3, "x", INT), Column(4, "c", INT, missing="5"))
@@ -210,9 +211,11 @@ def test_rows_of_a_leaf_created_after_a_dropped_column_are_read() -> None:
         ((ID_COLUMN, of("c", attnum=2)), "column 'b' was renamed to 'c'"),
     ],
 )
-def test_a_leaf_column_replaced_under_its_old_name_is_refused(told: tuple[ShapeColumn, ...], reason: str) -> None:
-    """No catalog check has shown the change yet. If the new column were read by its name, its values would be written
-    to the old column."""
+def test_rows_of_a_leaf_are_refused_if_a_column_was_renamed_or_created_again(
+    told: tuple[ShapeColumn, ...], reason: str
+) -> None:
+    """No catalog check has shown the change yet. If a column that was dropped and created again were found by its name,
+    the new column's values would be written to the old column."""
     lineage = Lineage(1, 3, 1, left=(8,))
     known = replace(_parted(table(ID, Column(3, "b", INT), copied=3), ((1, 0), (2, 1))), lineage=lineage)
     same = _of_leaf(ID_COLUMN, of("b", attnum=2), live=(1, 2))
@@ -222,7 +225,7 @@ def test_a_leaf_column_replaced_under_its_old_name_is_refused(told: tuple[ShapeC
     assert found.reason == reason
 
 
-def test_a_new_column_of_a_leaf_with_fewer_columns_has_the_attnum_of_its_root() -> None:
+def test_a_new_column_of_a_leaf_gets_the_attnum_that_this_column_has_in_the_root() -> None:
     columns = (ID, Column(3, "b", INT))
     known = _parted(table(*columns, copied=3), ((1, 0), (2, 1), (3, 2)), since=0)
     new = Column(3, "c", INT)

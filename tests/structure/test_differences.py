@@ -92,7 +92,7 @@ CARRIED = (
 )
 
 
-def test_a_change_that_the_stream_contains_is_not_a_difference(watched: Watched) -> None:
+def test_changes_in_the_stream_and_changes_without_effect_on_mirrors_are_no_difference(watched: Watched) -> None:
     assert {done: seen for done in CARRIED if (seen := watched(done))} == {}
 
 
@@ -295,12 +295,12 @@ def test_a_table_set_unlogged_and_logged_again_is_a_difference(database: Databas
 @pytest.mark.parametrize("done", ["ALTER TABLE t SET UNLOGGED; INSERT INTO t VALUES (1); ALTER TABLE t SET LOGGED",
                                   "TRUNCATE t", "VACUUM FULL t"])  # fmt: skip
 @pytest.mark.since(15, "publications of schemas")
-def test_new_files_of_a_table_without_toast_are_a_difference_if_not_published_by_name(
+def test_new_files_of_a_table_without_toast_are_a_difference_if_no_publication_lists_its_name(
     database: Database, publication: str, done: str
 ) -> None:
     """If a table has no TOAST table, the catalog looks the same after each of these statements. Only SET UNLOGGED hides
-    changes from the stream, but pgcdc must copy the table after each of them. If a publication listed the table by
-    name, PostgreSQL would refuse SET UNLOGGED, and new files would be no difference."""
+    changes from the stream, but pgcdc must copy the table after each of them. The test's publications do not list the
+    table by name. If one did, PostgreSQL would refuse SET UNLOGGED, and new files would be no difference."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY, v text)")
         user.execute(f"CREATE PUBLICATION p {publication}".encode())
@@ -315,7 +315,7 @@ def test_new_files_of_a_table_without_toast_are_a_difference_if_not_published_by
 
 
 def test_a_truncated_leaf_that_is_published_via_its_root_is_a_difference(database: Database) -> None:
-    """In this case, PostgreSQL does not send the TRUNCATE of a leaf."""
+    """If a leaf is published via its root, PostgreSQL does not send a TRUNCATE of the leaf."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE r (id int PRIMARY KEY, v text) PARTITION BY LIST (id)")
         user.execute("CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)")
@@ -349,7 +349,8 @@ def test_a_table_that_lost_its_last_partition_is_still_published(database: Datab
 @pytest.mark.parametrize("done", ["TRUNCATE {}", "TRUNCATE {}; INSERT INTO {} VALUES (7)", "VACUUM FULL {}"])
 def test_new_files_are_a_difference_if_truncate_is_not_published(database: Database, table: str, done: str) -> None:
     """A new relfilenode alone is usually no difference for a table with a TOAST table (t), or for a partition that the
-    publication lists by name (listed). Here it may come from a TRUNCATE, which the stream does not contain."""
+    publication lists by name (listed). In this test, the new relfilenode may come from a TRUNCATE, which the stream
+    does not contain."""
     with connect(database.conninfo) as conn, database.connect() as user:
         user.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE r (id int, v text) PARTITION BY LIST "
                      "(id); CREATE TABLE listed PARTITION OF r FOR VALUES IN (7)")  # fmt: skip

@@ -1,4 +1,5 @@
-"""Whether rows can be applied to a mirror if their Relation message shows a different structure than the mirror has."""
+"""Whether rows can be applied to a mirror if their Relation message shows a different structure than the mirror has. A
+relation is accepted if its rows can be applied, otherwise it is refused."""
 
 from __future__ import annotations
 
@@ -72,13 +73,13 @@ def test_a_new_nullable_column_is_accepted() -> None:
         ((ID, B, N, NEW), None, "no longer shows"),
     ],
 )
-def test_a_relation_whose_change_needs_a_copy_is_refused_with_the_reason(
+def test_a_relation_with_columns_that_do_not_fit_the_mirror_is_refused_with_the_reason(
     columns: tuple[ShapeColumn, ...], told: RelationFacts | None, words: str
 ) -> None:
     assert words in reason(table_of_rows(TABLE, shape(*columns), told))
 
 
-def test_a_relation_with_another_key_is_refused() -> None:
+def test_a_relation_whose_key_differs_from_the_key_of_the_mirror_is_refused() -> None:
     flagged = (replace(ID, key=False), replace(B, key=True), N)
     assert "the key changed from (id) to (b)" in reason(table_of_rows(TABLE, shape(*flagged, key=("id",))))
     assert table_of_rows(TABLE, shape(ID, B, N, key=("b",))) is TABLE, "the catalog was read after the message was sent"
@@ -86,7 +87,7 @@ def test_a_relation_with_another_key_is_refused() -> None:
     assert "the key changed from (id) to (b)" in reason(table_of_rows(TABLE, full))
 
 
-def test_a_multiset_needs_replica_identity_full() -> None:
+def test_rows_of_a_table_without_a_key_are_accepted_only_with_replica_identity_full() -> None:
     table = replace(TABLE, key=(), replica_identity="f")
     assert table_of_rows(table, shape(ID, B, N, key=(), identity="f")) is table
     assert "FULL" in reason(table_of_rows(table, shape(ID, B, N, key=())))
@@ -94,7 +95,7 @@ def test_a_multiset_needs_replica_identity_full() -> None:
     assert "no key" in reason(table_of_rows(table, more, facts(Column(5, "c", TEXT)))), "the table must be copied"
 
 
-def test_a_relation_missing_from_the_catalog_is_matched_by_name_and_type() -> None:
+def test_columns_of_a_relation_that_the_catalog_no_longer_has_are_found_by_name_and_type() -> None:
     forgotten = [replace(column, attnum=None) for column in (ID, B, N)]
     assert table_of_rows(TABLE, shape(*forgotten)) is TABLE
     other_type = [*forgotten[:2], replace(N, attnum=None, type=TEXT)]
@@ -105,7 +106,7 @@ def test_a_relation_missing_from_the_catalog_is_matched_by_name_and_type() -> No
     )
 
 
-def test_column_with_unknown_name_is_matched_if_its_attnum_exists() -> None:
+def test_a_column_whose_name_the_catalog_no_longer_has_is_accepted_if_its_attnum_exists() -> None:
     lost = replace(shape(ID, replace(B, attnum=None), N), attnums=frozenset((1, 2, 4)))
     assert table_of_rows(TABLE, lost) is TABLE
     dropped = replace(lost, attnums=frozenset((1, 4, 5)))
@@ -116,7 +117,7 @@ def test_column_with_unknown_name_is_matched_if_its_attnum_exists() -> None:
     assert "swapped their names" in reason(table_of_rows(TABLE, swapped))
 
 
-def test_a_new_column_next_to_a_dropped_column_is_refused() -> None:
+def test_a_new_column_is_refused_if_another_column_was_added_and_dropped_since_the_copy() -> None:
     there = RelationFacts(remarked(replace(TABLE, columns=(*TABLE.columns, Column(6, "c", TEXT))), "1:7 2:7 4:7 6:9"))
     found = table_of_rows(TABLE, shape(ID, B, N, replace(NEW, attnum=6)), there)
     assert "was added after another was dropped" in reason(found)
@@ -128,13 +129,13 @@ def test_a_new_column_next_to_a_dropped_column_is_refused() -> None:
     )
 
 
-def test_a_row_may_lack_a_later_column_only_if_the_mirror_has_already_applied_the_row() -> None:
+def test_rows_may_lack_a_newer_column_only_if_they_are_already_applied_to_the_mirror() -> None:
     after = replace(TABLE, columns=(*TABLE.columns, Column(5, "c", TEXT)))
     assert table_of_rows(after, shape(ID, B, N), past=True) is after
     assert "dropped" in reason(table_of_rows(after, shape(ID, B, N)))
 
 
-def test_columns_of_a_leaf_are_compared_by_name() -> None:
+def test_columns_of_a_leaf_whose_attnums_cannot_be_translated_are_compared_by_name() -> None:
     leaf = TableName("public", "t_1")
     root = replace(TABLE, partitioned=True, leaves=(marked.leaf(7, leaf, 70),))
     columns = (replace(B, attnum=1), replace(ID, attnum=2), replace(N, attnum=3))
@@ -171,7 +172,7 @@ def test_a_new_column_is_refused_if_a_leaf_was_rewritten() -> None:
     assert "rewritten" in reason(table_of_rows(root, shape(ID, B, N, NEW), RelationFacts(rewritten)))
 
 
-def test_swapped_columns_of_a_leaf_are_found_by_the_attnums_of_the_leaf() -> None:
+def test_a_swap_of_two_column_names_in_a_leaf_is_noticed_by_the_attnums_of_the_leaf() -> None:
     root = replace(TABLE, partitioned=True, leaves=(marked.leaf(7, TableName("public", "t_1"), 70),))
     swapped = (replace(B, attnum=3), replace(ID, attnum=1), N)
     assert "swapped their names" in reason(table_of_rows(root, shape(*swapped, oid=7, leaf=TableName("public", "t_1"))))

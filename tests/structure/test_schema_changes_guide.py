@@ -32,13 +32,14 @@ INSERT INTO t (id, a, k, v, n, m) SELECT i, i, i, 'x', 1, 'ok' FROM generate_ser
 INSERT INTO keyless SELECT generate_series(1, 100); INSERT INTO p SELECT i, 1 FROM generate_series(1, 100) AS i
 """
 SMALL, LARGE = Rules("rewrite", 1 << 40), Rules("rewrite", 1)
-"""Rules with such a high ``recopy_bytes`` that every table is small, and with such a low one that every table is
-large."""
+"""``SMALL``: rules with such a high ``recopy_bytes`` that every table counts as small. ``LARGE``: rules with such a low
+``recopy_bytes`` that every table counts as large."""
 OUTCOMES: Final[dict[tuple[type[Verdict], type[Verdict]], str]] = {
     (Stay, Stay): "nothing", (Reshape, Reshape): "follows", (AfterRows, AfterRows): "follows",
     (Recopy, SetAside): "copied", (Recopy, Recopy): "copied, any size",
 }  # fmt: skip
-"""The outcome as the page words it. The key is a pair of verdicts: that on a small table, and that on a large one."""
+"""The outcome as the page words it. The key is a pair of verdicts: the verdict on a small table, and the verdict on a
+large table."""
 
 
 def test_each_example_on_the_page_has_the_documented_outcome(database: Database, pg_version: int) -> None:

@@ -113,9 +113,9 @@ def test_a_decimal_that_only_gains_precision_needs_no_copy(was: PgType, now: PgT
     assert (found is None) is followed
 
 
-def test_the_default_for_older_rows_is_kept_after_postgresql_has_dropped_it() -> None:
-    """VACUUM FULL writes the default into the rows and drops it, but the log still has row messages from before the
-    column existed."""
+def test_the_default_for_older_rows_is_kept_after_the_catalog_has_lost_it() -> None:
+    """VACUUM FULL writes the default into the rows and deletes it from the catalog. But the log still has row messages
+    from before the column existed."""
     once = goes_on(table(ID, A, Column(3, "c", INT, missing="5")))
     twice = goes_on(table(ID, A, Column(3, "c", INT), Column(4, "d", INT, missing="6")), before=once)
     assert [column.missing for column in twice.columns] == [None, None, "5", "6"]
@@ -198,13 +198,15 @@ def test_a_new_column_of_a_root_whose_partitions_are_unchanged_needs_no_copy() -
         ),
     ],
 )
-def test_changed_partitions_require_a_copy(before: Table, now: Table, reason: str) -> None:
+def test_a_changed_root_requires_a_copy_if_its_partitions_or_its_key_changed_too(
+    before: Table, now: Table, reason: str
+) -> None:
     found = obstacle(before, now)
     assert found is not None
     assert reason in found
 
 
-def test_a_partition_created_after_a_dropped_column_needs_no_copy() -> None:
+def test_a_root_needs_no_copy_if_a_partition_was_created_after_a_column_was_dropped() -> None:
     """The root had three columns, of which the second was dropped. The leaf was created later, with the first and the
     third column. Then a fourth column is added."""
     left = replace(table(ID, Column(3, "b", INT)), key=(1,))

@@ -92,7 +92,9 @@ def decided(record: TableRecord, now: Table, rules: Rules, **others: Any) -> Ver
                      'has a new column "c" (it has no key)', restructured=True), id="column added, without a key"),
     ],
 )  # fmt: skip
-def test_each_situation_has_its_decision(record: TableRecord, now: Table, rules: Rules, said: Verdict) -> None:
+def test_each_situation_of_a_changed_table_leads_to_the_expected_verdict(
+    record: TableRecord, now: Table, rules: Rules, said: Verdict
+) -> None:
     assert decided(record, now, rules) == said
 
 
@@ -111,5 +113,5 @@ def test_while_applying_is_paused_the_decision_is_left_to_a_later_catalog_check(
     assert decided(FOLLOWED, now, REWRITE, paused=True) == Later()
 
 
-def test_a_copy_for_missing_changes_is_decided_even_while_applying_is_paused() -> None:
+def test_a_table_with_missing_changes_is_copied_even_while_applying_is_paused() -> None:
     assert isinstance(decided(FOLLOWED, REGAINED, REWRITE, paused=True), Recopy)

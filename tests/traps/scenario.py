@@ -1,8 +1,8 @@
 """Runs many traps (known difficult cases) at once. Each trap has its own schema in a shared database.
 
-A trap is SQL before and after the copy. At the end, every table of its schema must equal the source. If a schema change
-cannot be applied to the mirror, ``aside`` is the expected reason. The table is then copied again, and must equal the
-source.
+A trap is SQL that runs before the copy, and SQL that runs after it. At the end, the mirror of every table of the trap's
+schema must equal the source. If a schema change cannot be applied to the mirror, ``aside`` is the expected reason. The
+table is then copied again, and its mirror must equal the source.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Trap:
     later: tuple[Step, ...] = ()
     """Steps that are run after a sync of the steps in ``after``."""
     aside: str | None = None
-    """Pattern of the reason with which the sync of ``after`` must set table ``t`` aside. None if it must not set the
-    table aside."""
+    """Pattern of the reason with which the sync of ``after`` must set the table ``t`` aside. None if the sync must not
+    set ``t`` aside."""
 
 
 @dataclass
@@ -84,8 +84,8 @@ def empty_rig(server: EmbeddedServer, spark: SparkSession, folder: Path, **setti
 
 
 def play(rig: Rig, traps: Sequence[Trap], *, together: bool) -> Played:
-    """Copy the tables, then run the steps of all traps. All steps are applied in one turn, or each step in a separate
-    turn if ``together`` is false."""
+    """Copies the tables, then runs the steps of all traps. All steps are applied in one turn, or each step in a
+    separate turn if ``together`` is false."""
     played = Played(rig)
     for trap in traps:
         rig.conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(trap.name)))
@@ -99,7 +99,7 @@ def play(rig: Rig, traps: Sequence[Trap], *, together: bool) -> Played:
                 _do(rig, trap.name, step)
         if not together and number < most - 1:
             played.reasons |= _aside(rig)
-    # Setup publishes the tables that were dropped and created again, so the next sync also follows them.
+    # Setup publishes tables that the traps have dropped and created again, so the next sync also follows these tables.
     rig.setup()
     played.reasons |= _aside(rig)
     for trap in traps:
@@ -118,7 +118,7 @@ def _do(rig: Rig, schema: str, step: Step) -> None:
 
 
 def _aside(rig: Rig) -> dict[str, str]:
-    """Run a sync. Returns, by schema, the reason for which the sync sets table ``t`` aside."""
+    """Runs a sync. Returns, by schema, the reason for which the sync has set the table ``t`` aside."""
     found = rig.sync().set_aside
     rows = TableStates(rig.settings.layout).all()
     assert all(rows[name].reason == reason for name, reason in found)
@@ -127,14 +127,14 @@ def _aside(rig: Rig) -> dict[str, str]:
 
 
 def _tables(conn: psycopg.Connection[Any], schema: str) -> list[str]:
-    """Tables that have their own mirror."""
+    """The tables of the schema that have their own mirror: all tables except partitions."""
     query = """SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind IN ('r', 'p')
                AND NOT relispartition ORDER BY relname"""
     return [name for (name,) in conn.execute(query, [f'"{schema}"'])]
 
 
 def assert_same(rig: Rig, view: str, mirror: str) -> None:
-    """Compare a view of the source, which selects the published rows and columns of a table, with the table's
+    """Compares a view of the source, which selects the published rows and columns of a table, with the table's
     mirror."""
     schema, name = view.split(".", 1)
     columns, expected = source_rows(rig.conn, schema, name)

@@ -16,7 +16,8 @@ from tests.log.conftest import Source, content, eventually, rows, until_event
 
 @pytest.fixture
 def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which the receiver's fault points are armed."""
+    """The folder of armed fault points. A file in this folder stops the receiver at the fault point with the file's
+    name."""
     folder = tmp_path / "faults"
     folder.mkdir()
     monkeypatch.setenv(VARIABLE, str(folder))
@@ -24,8 +25,8 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _written(source: Source) -> Lsn:
-    """The position that the receiver has reported as received (write_lsn). The same status update reports the flushed
-    position."""
+    """The position that the receiver has reported as received (write_lsn). The status update with this position also
+    reports the flushed position."""
     return source.scalar_lsn(
         "SELECT coalesce(max(r.write_lsn), '0/0') FROM pg_stat_replication r "
         "JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.database = current_database()"
@@ -111,7 +112,8 @@ def _peak_bytes(pid: int | None) -> int:
 
 
 def test_stored_position_may_differ_from_the_slots_position(source: Source) -> None:
-    """The slot may be at its last persisted position, or may have been advanced over WAL without published changes."""
+    """After a crash of the source, the slot is at its last persisted position. An idle slot may have been advanced over
+    WAL without published changes."""
     log = source.log()
     source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     source.run("INSERT INTO foreign_table VALUES (1, 'x')")

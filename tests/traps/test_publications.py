@@ -1,5 +1,5 @@
-"""Mirrors contain what the publication publishes, also if it belongs to another owner, and if tables are added and
-removed during a sync in follow mode."""
+"""Mirrors contain what the publication publishes, also if the publication belongs to another owner, and if tables are
+added to it and removed from it during a sync in follow mode."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rig(server: EmbeddedServer, spark: SparkSession, tmp_path: Path) -> Iterator
 
 
 def _named(rig: Rig, name: str) -> None:
-    """Make the project use the publication ``name``, which setup did not create."""
+    """Makes the project use the publication ``name``, which setup did not create."""
     rig.settings = rig.settings.model_copy(update={"publication": name})
 
 
@@ -54,8 +54,8 @@ def test_running_sync_follows_tables_that_are_added_to_and_removed_from_the_publ
     with following_run(rig) as following:
         following.listed("p", "t")
 
-        # A table is added to the publication. It has one row from before and one row from after this, and no later
-        # changes.
+        # A table is added to the publication. One of its rows was inserted before the ALTER PUBLICATION, and one row
+        # after it. The table has no later changes.
         run("CREATE TABLE late (id int PRIMARY KEY, v text); INSERT INTO late VALUES (1, 'before')")
         run(f"ALTER PUBLICATION {pub} ADD TABLE late")
         run("INSERT INTO late VALUES (2, 'after')")
@@ -177,7 +177,9 @@ ROUNDS = 4
 def test_late_copy_catches_up_and_delays_no_other_table(
     server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The changes are inserts, which need no MERGE. Ranges are so small that each turn applies only one batch."""
+    """The table u is copied again during a sync in follow mode. The test delays the copy while both tables change, so
+    after the copy, u is behind t. The changes are inserts, which need no MERGE. Ranges are so small that each turn
+    applies only one batch."""
     turns: list[tuple[set[str], Lsn]] = []
     gate = threading.Event()
 

@@ -59,8 +59,8 @@ T, BAG = TableName("public", "t"), TableName("public", "bag")
 
 @pytest.fixture(scope="module")
 def rig(server: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """A project with table t of twenty rows, and three ranges: the first changes keys 1 to 3, the second deletes 4 to
-    6, the third inserts 21 to 23."""
+    """A project with a table t of twenty rows, and three ranges: the first range changes the rows with keys 1 to 3, the
+    second deletes 4 to 6, the third inserts 21 to 23."""
     with empty_rig(server, spark, tmp_path_factory.mktemp("repair")) as made:
         made.conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE bag (v int); "
                           "ALTER TABLE bag REPLICA IDENTITY FULL; INSERT INTO bag VALUES (1), (1); "
@@ -96,7 +96,7 @@ def _plain(type_: pa.DataType) -> pa.DataType:
 
 
 def _differing(rig: Rig) -> set[int]:
-    """Keys of t whose rows in the mirror and in the source differ."""
+    """The keys for which the mirror of t and the table t in the source have different rows."""
     mirror = QueryBuilder().register("t", DeltaTable(rig.lake / "public/t"))
     rows = pa.table(mirror.execute("SELECT id, v FROM t").read_all())
     here = {(row["id"], row["v"]) for row in rows.to_pylist()}
@@ -104,7 +104,7 @@ def _differing(rig: Rig) -> set[int]:
     return {key for key, _ in here ^ there}
 
 
-def test_repair_restores_exactly_the_rows_that_changed_in_its_range(rig: Rig) -> None:
+def test_repair_of_a_range_restores_exactly_the_rows_that_changed_in_this_range(rig: Rig) -> None:
     changed, removed, added = (report.span for report in rig.observer.ranges)
     _damage(rig.lake / "public/t")
     assert _differing(rig) == {1, 2, 4, 10, 21, 22, 99}
@@ -113,7 +113,7 @@ def test_repair_restores_exactly_the_rows_that_changed_in_its_range(rig: Rig) ->
     rig.engine().repair(T, added)
     assert _differing(rig) == {4, 10, 99}
     rig.engine().repair(T, removed)
-    # These keys were never changed in a range, so only a new copy can restore them.
+    # The rows with these keys have not changed in any of the three ranges, so only a new copy can restore them.
     assert _differing(rig) == {10, 99}
     with pytest.raises(NotRepairable, match=r"has no key.*pgcdc snapshot"):
         rig.engine().repair(BAG, changed)

@@ -1,4 +1,5 @@
-"""A server of each version, started once, and a change log that received the workload from this server."""
+"""A PostgreSQL server of each version, started once, and a change log that has received the changes of the workload
+from this server."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ def version_server(
 
 @dataclass
 class Received:
-    """The workload, received in several runs of the receiver. ``raw``: the name of a second slot, which was created
-    before the workload and is never advanced."""
+    """A database in which the workload was executed, and the change log into which several runs of the receiver have
+    received it. ``raw``: the name of a second slot, which was created before the workload and is never advanced."""
 
     database: Database
     journal: Journal
@@ -93,8 +94,8 @@ def received(version_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFa
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test with the oldest version, and in the long set with all versions, unless its marker lists
-    versions."""
+    """Runs each test with the oldest version of PostgreSQL. With ``--run-long``, runs it with all versions. A test with
+    the marker ``versions`` is run with the versions that the marker lists."""
     if "version_server" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("versions")

@@ -50,7 +50,7 @@ class Action(StrEnum):
     """What a session may do. Each session has a table (``own``) that no other session writes or alters."""
 
     LOOK = "look"
-    """Waits until the receiver has received everything."""
+    """Waits until the receiver has received all changes."""
     BEGIN = "begin"
     SAVEPOINT = "savepoint"
     RELEASE = "release"
@@ -123,14 +123,14 @@ class Sessions:
     _prepared: set[int] = field(default_factory=set)
     """Sessions that have a prepared transaction. Each session always uses the same gid."""
     _rewriting: set[int] = field(default_factory=set)
-    """Sessions whose prepared transaction may have rewritten their table. It is received before it is rolled back,
-    because PostgreSQL 18 cannot decode some of these transactions if they were rolled back before the slot read
-    them."""
+    """Sessions whose prepared transaction may have rewritten their table. The receiver must receive this transaction
+    before it is rolled back, because PostgreSQL 18 cannot decode some of these transactions if they were rolled back
+    before the slot read them."""
 
     def play(self, steps: Sequence[Step]) -> None:
         """Executes the steps. Transactions that are open at the end are committed."""
         for number, conn in enumerate(self.connections):
-            # Ends the transaction that a failed earlier example has left open.
+            # An earlier example that failed may have left a transaction open.
             conn.execute("ROLLBACK")
             self._end_prepared(number, "ROLLBACK")
             conn.execute("SET lock_timeout = '20s'")

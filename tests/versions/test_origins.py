@@ -1,5 +1,6 @@
-"""The setting ``origin`` on every version of PostgreSQL: from 16 on, the server filters by origin; before, the receiver
-filters. Also compares, on every version, logs that were received with and without streaming.
+"""The setting ``origin`` on every version of PostgreSQL: from version 16 on, the server filters transactions by their
+replication origin; with earlier versions, the receiver filters them. Also compares, on every version, logs that were
+received with and without streaming.
 
 Twins are two receivers of the same changes, one with and one without streaming. A LOOK step waits until both receivers
 have received everything.
@@ -48,7 +49,8 @@ def source(version_server: EmbeddedServer, tmp_path: Path) -> Iterator[Source]:
 
 
 def write(source: Source) -> None:
-    """Writes local transactions and transactions with a replication origin. The last transaction has an origin."""
+    """Writes local transactions (``own``) and transactions with a replication origin (``theirs``). The last transaction
+    has an origin."""
     name = f"o_{source.database.name}"
     source.run("INSERT INTO a VALUES (1, 'own')", f"SELECT pg_replication_origin_session_setup('{name}')")
     source.run("INSERT INTO a VALUES (2, 'theirs')")
@@ -101,7 +103,7 @@ def test_large_transaction_that_changes_its_origin_is_received_after_its_commit(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("first", "second"), [("any", "none"), ("none", "any")])
-def test_origin_setting_may_change_while_the_slot_is_behind(source: Source, first: str, second: str) -> None:
+def test_origin_setting_may_change_while_the_slot_is_behind_the_log(source: Source, first: str, second: str) -> None:
     """The slot is behind the log, as after a kill before a confirmation. With a different origin setting, the server
     sends more or fewer transactions again. This must not be mistaken for a different source."""
     log = source.log()
@@ -170,14 +172,15 @@ MANNERS = settings(
 )  # fmt: skip
 """Settings of hypothesis: all examples of a test use the same server, so health checks do not apply."""
 MANY = 12
-"""Number of examples, of up to 150 steps each. With 60 examples, these tests took a third of the long set's time."""
+"""Number of examples, of up to 150 steps each. With 60 examples, these tests took a third of the time of all tests of
+``--run-long``."""
 
 
 @contextmanager
 def follow(
     server: EmbeddedServer, folder: Path, *, immediate: bool = False, two_phase: bool = False, streaming: bool = True
 ) -> Iterator[tuple[Twins, Sessions]]:
-    """Two receivers, one with streaming and one without, run in their own processes while the sessions execute a
+    """Two receivers, one with ``streaming`` and one without, run in separate processes while the sessions execute a
     history. One session's transactions have an origin. With ``two_phase``, no transaction has an origin, because a
     different session may commit a prepared transaction."""
     with ExitStack() as stack:
@@ -205,8 +208,9 @@ def follow(
 
 
 def play(twins: Twins, sessions: Sessions, steps: list[Step], *, facts: bool) -> None:
-    """Executes the steps. At the first two LOOK steps, it notes the log's rows below the log's position. The log must
-    have the same rows below this position at the end."""
+    """Executes the steps, then compares the two logs. At each of the first two LOOK steps, the test records the log's
+    position and the rows below this position. At the end, the log must still have the same rows below each recorded
+    position."""
     looks: list[tuple[Lsn, list[Row]]] = []
 
     def look() -> None:
@@ -240,7 +244,7 @@ def run(server: EmbeddedServer, folder: Path, actions: list[Action], examples: i
 
         test()
         # With streaming, some files must have been written before their transaction's commit. Without streaming, only
-        # content of prepared transactions is written before the commit, and a history may have none.
+        # content of prepared transactions is written before the commit, and a history may have no prepared transaction.
         assert twins.streamed.reading.late > 0 or not options.get("streaming", True)
 
 
@@ -282,9 +286,9 @@ def test_log_of_many_histories_is_the_same_with_and_without_streaming(
 
 
 @pytest.mark.versions(18)
-def test_more_decoding_memory_gets_a_slot_past_a_rewrite_that_was_prepared_and_rolled_back(source: Source) -> None:
+def test_slot_gets_past_a_rolled_back_rewrite_once_logical_decoding_work_mem_is_raised(source: Source) -> None:
     """PostgreSQL 18 cannot decode this transaction if its changes are slightly larger than logical_decoding_work_mem.
-    Later changes arrive once the memory was raised, as the error advises."""
+    Later changes arrive once logical_decoding_work_mem was raised, as the error advises."""
     source.run("ALTER TABLE a ADD n int", "INSERT INTO a SELECT g, 'x', g FROM generate_series(1, 300) g")
     little_memory(source)
     log = source.log(two_phase=True)

@@ -39,7 +39,7 @@ EMPTY_TRANSACTIONS_UNTIL = 14
 """The last version in which pgoutput sends Begin and Commit for transactions without published changes."""
 
 
-def test_log_equals_the_source_at_every_boundary(received: Received) -> None:
+def test_rows_computed_from_the_log_equal_the_source_at_every_boundary(received: Received) -> None:
     derived, whole = received.derived, [received.log.start, *received.boundaries]
     for table in derived.tables:
         if title(table) in TABLES:
@@ -48,7 +48,7 @@ def test_log_equals_the_source_at_every_boundary(received: Received) -> None:
 
 
 @pytest.mark.long
-def test_log_equals_the_source_at_the_end(received: Received) -> None:
+def test_rows_computed_from_the_whole_log_equal_the_current_source(received: Received) -> None:
     for table in (*TABLES, ALTERED):
         schema, name = table.split(".", 1)
         columns, expected = source_rows(received.journal.conn, schema, name)
@@ -68,7 +68,7 @@ def rows_of(received: Received, name: str, columns: list[str]) -> Rows:
     return mirror.rows(columns)
 
 
-def test_transactions_are_complete_and_in_commit_order(received: Received) -> None:
+def test_transactions_in_the_log_are_complete_and_in_commit_order(received: Received) -> None:
     commits = {int(xid): Lsn.parse(lsn) for xid, lsn in received.journal.commits().items()}
     found = rows(received.log, "kind IN ('I', 'U', 'D', 'T', 'C')")
     assert {row["commit_lsn"] for row in found if row["xid"] in commits} <= set(commits.values())
@@ -161,7 +161,7 @@ def test_setup_warns_about_null_values_in_old_row_images(
 @pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.versions(14, long=[18])
-def test_points_equal_the_source_after_copy_and_changes(
+def test_every_point_after_copy_and_changes_equals_the_source(
     version_server: EmbeddedServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -12,6 +12,7 @@
 ``steprunner``  executes the steps of a history on the source.
 ``group``       several histories that share a database and its syncs.
 
-A history fails if a point lists a table that differs from the source at that LSN, or if a table is neither listed nor
-reported. ``tests/property/test_history_structure.py`` repeats a history by its seed, and shortens it.
+A history fails if a point lists a table that differs from the source at the point's LSN, or if a table is neither
+listed by the newest point nor reported by ``status``. ``tests/property/test_history_structure.py`` repeats a history by
+its seed, and shortens it to the steps that it needs to fail.
 """

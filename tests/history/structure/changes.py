@@ -16,8 +16,8 @@ from tests.history.values import HOSTILE, default
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """A schema change. ``on``: OID of the changed table, which the next writes prefer. ``alone``: the statements cannot
-    be run in a transaction block."""
+    """A schema change. ``on``: OID of the changed table, which the next writes prefer. ``alone``: whether the
+    statements cannot be run in a transaction block."""
 
     do: tuple[str, ...]
     undo: tuple[str, ...] = ()
@@ -37,9 +37,9 @@ class Site:
     """How the publication lists its tables: ``tables``, ``all`` or ``schema``, see ``SCOPES`` of :mod:`~.generate`."""
     via_root: bool
     reader: str
-    """The project's role."""
+    """The role with which pgcdc connects to the source."""
     few: bool
-    """Whether the role needs a GRANT to read a table. If not, it may read all tables."""
+    """Whether this role needs a GRANT to read a table. If not, the role may read all tables."""
 
     def pick(self, among: Sequence[Table]) -> Table | None:
         return self.chance.choice(list(among)) if among else None
@@ -220,7 +220,7 @@ def drop_column(site: Site) -> SchemaChange | None:
 
 @_change
 def add_constant(site: Site) -> SchemaChange | None:
-    """Adds a column with a constant default, for which PostgreSQL rewrites no row."""
+    """Adds a column with a constant default or with no default. PostgreSQL rewrites no row for this."""
     table, name = site.pick(site.odd), site.fresh("k")
     kind = site.chance.choice(("int DEFAULT 7", "text NOT NULL DEFAULT 'd'", "int", "numeric(9, 2) DEFAULT 'NaN'"))
     if table is None:
@@ -232,7 +232,7 @@ def add_constant(site: Site) -> SchemaChange | None:
 
 @_change
 def make_anew(site: Site) -> SchemaChange | None:
-    """Replaces the column by a new column of the same name, with one value in all rows."""
+    """Replaces a column by a new column of the same name, which has the same value in all rows."""
     table = site.pick(site.odd)
     column = site.column(table, "integer", "text") if table else None
     if table is None or column is None:
@@ -390,7 +390,8 @@ def detach_concurrently(site: Site) -> SchemaChange | None:
 
 @_change
 def new_partition(site: Site) -> SchemaChange | None:
-    """Creates a partition. The undo drops the partition with its rows."""
+    """Creates a partition. The undo drops the partition with its rows. If partitions are published via their root,
+    there is no undo."""
     root, place = site.pick(site.roots), FIRST_NEW + site.chance.randrange(3)
     if root is None:
         return None
@@ -448,8 +449,8 @@ def drop_and_make(site: Site) -> SchemaChange | None:
 
 @_change
 def swap_deploy(site: Site) -> SchemaChange | None:
-    """A table that was created and filled as a copy takes the table's name. The original table gets a different
-    name."""
+    """Creates a copy of a table, with its rows. The copy takes the table's name, and the original table gets a
+    different name."""
     table = site.pick(site.plain)
     if table is None:
         return None
@@ -487,7 +488,7 @@ def drop_table(site: Site) -> SchemaChange | None:
 
 @_change
 def unpublish(site: Site) -> SchemaChange | None:
-    """Removes a table or schema from the publication. The undo adds it again."""
+    """Removes a table or schema from the publication. The undo adds the table or schema again."""
     if site.scope == "schema":
         change = f'ALTER PUBLICATION "{site.publication}" %s TABLES IN SCHEMA {site.schemas.app}'
         return SchemaChange((change % "DROP",), (change % "ADD",))
@@ -512,7 +513,8 @@ def leave_out(site: Site) -> SchemaChange | None:
 
 @_change
 def revoke(site: Site) -> SchemaChange | None:
-    """Revokes the role's rights on a table or schema. Sometimes the rights on some columns remain."""
+    """Revokes the rights on a table or schema from the role with which pgcdc connects. Sometimes the role keeps the
+    right to read the column ``id``."""
     table = site.pick(site.tables)
     if not site.few or table is None:
         return None
@@ -527,7 +529,7 @@ def revoke(site: Site) -> SchemaChange | None:
 
 @_change
 def grant(site: Site) -> SchemaChange | None:
-    """Grants the role the rights on new tables."""
+    """Grants the role with which pgcdc connects the right to read all tables. New tables lack this right until then."""
     return SchemaChange(granted(site.schemas, site.reader)) if site.few else None
 
 

@@ -56,11 +56,13 @@ class Contents:
 
 
 Tables = Mapping[str, Contents]
-"""Tables by schema.table, unquoted. Rows of partitions belong to the root table."""
+"""The contents of all tables, by schema.table, unquoted. Rows of partitions belong to the root table."""
 
 
 @dataclass(frozen=True)
 class _Entry:
+    """The contents of all tables after a change, and two messages that show when the change was committed."""
+
     first: int
     """The number of a message. The change was committed together with this message or after it."""
     last: int
@@ -97,7 +99,8 @@ class Chronicle:
         conn.execute("SELECT pg_logical_emit_message(true, 'history', %s::text)", [text])
 
     def committed(self, schemas: Sequence[str], *, since: int | None = None) -> None:
-        """Records the tables after the commit of the transaction that was announced last. Only ``schemas`` changed.
+        """Records the tables after the commit of the transaction that was announced last. This transaction has changed
+        only tables of ``schemas``.
 
         ``since``: the number of an earlier message. The change was committed between this message and the last message,
         in transactions without a message (VACUUM FULL, DETACH CONCURRENTLY).
@@ -114,7 +117,7 @@ class Chronicle:
 
     def at(self, lsn: int, commits: Mapping[int, int]) -> list[Tables]:
         """The possible contents of the tables after the transactions with ``commit_lsn`` < ``lsn``. There are several
-        only if ``lsn`` lies inside a statement that has several transactions."""
+        possible contents only if ``lsn`` lies inside a statement that has several transactions."""
         return [entry.tables for entry in self._at(lsn, commits)]
 
     @property
@@ -131,7 +134,8 @@ class Chronicle:
         return any(entry.partial for entry in self._at(lsn, commits))
 
     def renamed_back(self, title: str, lsn: int, commits: Mapping[int, int]) -> bool:
-        """Whether a table had this name before ``lsn`` and has it later, but has another name at ``lsn``."""
+        """Whether a table that had this name below ``lsn`` has another name at ``lsn``, and later has this name
+        again."""
         earlier = [entry for entry in self._entries if commits[entry.last] < lsn and title in entry.tables]
         later = [entry for entry in self._entries if commits[entry.first] >= lsn and title in entry.tables]
         here = {tables[title].oid for tables in self.at(lsn, commits) if title in tables}
@@ -148,7 +152,8 @@ class Chronicle:
         return found
 
     def commits(self) -> dict[int, int]:
-        """``commit_lsn`` by message number. Number 0 is the start."""
+        """The ``commit_lsn`` of the transaction that emitted each message, by the message's number. Number 0 stands for
+        the start of the chronicle, with LSN 0."""
         found: dict[int, int] = {0: 0}
         commit_lsn = 0
         for (data,) in self.conn.execute(_COMMITS, [self.witness]).fetchall():

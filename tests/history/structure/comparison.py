@@ -39,8 +39,8 @@ JOIN pg_publication b ON b.oid = p.pnpubid WHERE b.pubname = %s
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure: a table that differs from the source or is missing, although nothing reports this. ``schema``
-    identifies its history."""
+    """A failure: a table that differs from the source or is missing, although nothing reports this. ``schema`` is the
+    schema of the table, which identifies the failed history."""
 
     schema: str
     what: str
@@ -62,7 +62,8 @@ class Comparison:
     listed: int = 0
     """How many tables were compared with the source, over all points."""
     reported: Counter[str] = field(default_factory=Counter)
-    """How often a table was missing from the newest point after a sync, by what ``status`` said about the table."""
+    """Counts, by reason, what does not count as a failure: tables that the newest point lacks and ``status`` reports,
+    and tables that differ from the source for a known reason."""
     _inserts_only: set[int] = field(default_factory=set)
     """OIDs of tables of which ``status`` said, at the last comparison, that their updates and deletes are not seen."""
     _known: set[TableName] = field(default_factory=set)
@@ -70,13 +71,14 @@ class Comparison:
     _read: dict[tuple[str, int], tuple[tuple[str, ...], Counter[tuple[str | None, ...]]]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Compares all points again next time, because the lake was replaced by the files that a power cut left of
-        it."""
+        """Makes the next call of :meth:`compare` compare all points again. This is needed after a power cut, which
+        replaces the lake by the files that are left of it."""
         self.seen = 0
         self._read.clear()
 
     def compare(self) -> list[Failure]:
-        """Checks all new points and the current status. There must be no concurrent writer."""
+        """Checks all new points and the current status. During the call, nothing may write to the source or to the
+        lake."""
         found = status(self.settings)
         names = {f"{name.schema}.{name.name}" for name in _inserts_only(found)}
         now = {source.oid for title, source in self.chronicle.now.items() if title in names}
@@ -93,11 +95,11 @@ class Comparison:
                 if failure.oids & inserts_only:
                     self.reported["inserts only"] += 1
                 elif self.chronicle.renamed_back(failure.title, at, commits):
-                    # docs/explanation/limits.md: the point may list the table under the wrong name.
+                    # A known limit (docs/explanation/limits.md): the point may list the table under the wrong name.
                     self.reported["renamed back"] += 1
                 elif self.chronicle.partial_at(at, commits) and not (self.chronicle.partial and failure.oids & exist):
-                    # `status` can no longer report this: the publication has all kinds of changes again, or the table
-                    # was dropped.
+                    # `status` can no longer report this difference: the publication has all kinds of changes again, or
+                    # the table was dropped.
                     self.reported["changes left out"] += 1
                 else:
                     yield failure
@@ -162,10 +164,11 @@ class Comparison:
         return Lake(self.settings.layout.root).at(at.lsn).versions == at.versions
 
     def missing_tables(self) -> list[Failure]:
-        """Permanent tables of the source that are missing from the newest point.
+        """One failure for each table of the source that the newest point lacks. UNLOGGED tables do not count.
 
-        Exceptions, because they cannot be replicated: tables of a schema that was removed from a publication that pgcdc
-        has not made, and partitioned tables without partitions or with only UNLOGGED partitions.
+        Some other tables do not count either, because they cannot be replicated: tables of a schema that was removed
+        from a publication that pgcdc has not made, and partitioned tables without partitions or with only UNLOGGED
+        partitions.
         """
         names = {f"{name.schema}.{name.name}" for name in Lake(self.settings.layout.root).at().tables}
         wanted = {title for title, source in self.chronicle.now.items() if source.logged}

@@ -47,9 +47,9 @@ _LONG = ("unlogged partition", "leave out", "revoke", "grant", "change default")
 
 @dataclass(frozen=True)
 class Step:
-    """``op``: the name of a schema change, or of a method of :class:`~.steprunner.StepRunner`. ``seed`` and the current
-    tables determine what the step changes. ``sequence``: the number of the group of steps that belong together, such as
-    a schema change and its undo."""
+    """``op``: the name of a schema change, of a write, or of another action (such as a commit or savepoint) that
+    :class:`~.steprunner.StepRunner` knows. ``seed`` and the current tables determine what the step changes.
+    ``sequence``: the number of the group of steps that belong together, such as a schema change and its undo."""
 
     op: str
     seed: int
@@ -68,7 +68,7 @@ class Kind:
     """Whether a sync in follow mode runs during the steps. Otherwise each sync ends before the next step."""
     encoding: str = "UTF8"
     few: bool = False
-    """The project's role may read a table only after a GRANT, which new tables do not have."""
+    """Whether the role with which pgcdc connects needs a GRANT to read a table. New tables lack this GRANT."""
 
     def __str__(self) -> str:
         kinds = {"tables": "FOR TABLE, as setup makes it", "all": "FOR ALL TABLES", "schema": "FOR TABLES IN SCHEMA"}
@@ -157,8 +157,8 @@ def _one_way(chance: random.Random, changes: Sequence[str]) -> Iterator[str]:
 
 
 def _there_and_back(chance: random.Random, changes: Sequence[str]) -> Iterator[str]:
-    """A schema change and its undo, with writes between them: in one transaction, in several transactions, or with
-    syncs between them."""
+    """A schema change, writes, and the undo of the schema change: all in one transaction, in several transactions, or
+    separated by syncs."""
     between = chance.choice(_BETWEEN)
     yield from ("write",) * chance.randint(0, 1)
     yield chance.choice(changes)
@@ -189,7 +189,8 @@ def _tree(chance: random.Random, changes: Sequence[str]) -> Iterator[str]:
 
 
 def reduced(history: History, fails: Callable[[History], bool]) -> History:
-    """Returns a shorter history that still fails. Each try executes a history, which takes seconds."""
+    """Returns a shorter history that still fails. Tries to leave out steps: each try executes a history, which takes
+    seconds."""
     for part in reversed(range(len(history.parts))):
         length = len(history.parts[part])
         while length:

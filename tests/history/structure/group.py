@@ -66,8 +66,8 @@ SIZE = 8
 """Number of histories in a group. The first copy of their tables is the most expensive part, with about 0.3 s a
 table."""
 TEMPO = 0.3
-"""How many seconds the writer waits after each step if a sync follows, so that the sync can publish a point between two
-steps."""
+"""How many seconds the writer waits after each step while a sync runs in follow mode, so that the sync can publish a
+point between two steps."""
 
 
 class Noted(Silent):
@@ -136,8 +136,8 @@ class HistoryGroup:
 
     @property
     def failed(self) -> list[StepRunner]:
-        """The runners of the failed histories: a table differs from the source or is missing, and nothing reports
-        it."""
+        """The runners of the failed histories. In a failed history, a table differs from the source or is missing, and
+        nothing reports this."""
         return [runner for runner in self.runners if runner.failures]
 
     @property
@@ -160,7 +160,8 @@ class HistoryGroup:
     # Runs -------------------------------------------------------------------------------------------
 
     def run(self, again: Sequence[TableName] = ()) -> None:
-        """Runs a sync up to the newest commit, then compares all points. ``again``: the tables that it copies again."""
+        """Runs a sync up to the newest commit, then compares all points. ``again``: the tables that the sync copies
+        again."""
         self.stop()
         if self.power is not None:
             image = self.power.cut(lambda: self._whole(again))
@@ -174,8 +175,8 @@ class HistoryGroup:
             runner.script.append(f"-- run to {newest.replay_lsn if newest else None}, copies {names} again")
         self._note(self.comparison.compare())
         if self.kind.scope != "tables" and self.comparison.chronicle.partial:
-            # A history has excluded some kinds of changes from the publication that all histories share. Setup repairs
-            # only a publication that it created itself.
+            # A history has excluded some kinds of changes from the publication that all histories share. Setup does not
+            # undo this, because setup repairs only a publication that it created itself.
             self._execute(f"ALTER PUBLICATION {self.settings.publication} SET (publish = '{ALL_KINDS}')")
             self.comparison.chronicle.announce(self.comparison.chronicle.conn)
             self.comparison.chronicle.committed(())
@@ -303,14 +304,15 @@ def group(
                 found.stop()
             if found.failed:
                 kept = KEPT / str(histories[0].seed)
-                # An earlier, longer form of the same history may have failed too.
+                # The folder may exist already: while a history is shortened, each form of it that fails is copied to
+                # this folder.
                 shutil.rmtree(kept, ignore_errors=True)
                 shutil.copytree(folder, kept)
 
 
 @contextmanager
 def _few(admin: psycopg.Connection[Any], places: Sequence[Schemas]) -> Iterator[str]:
-    """A role that may read only the tables that exist now."""
+    """Creates a role that may read only the tables that exist now."""
     role = f"few_{admin.info.dbname}"
     try:
         admin.execute(f"CREATE ROLE {role} LOGIN REPLICATION".encode())

@@ -132,14 +132,14 @@ class Table:
 
     @property
     def place(self) -> int | None:
-        """The number of the partition's range of ten ids (0: ids 0 to 9), from the table's name. None if the table
-        never was a partition."""
+        """The number of the partition's range of ten ids (0: ids 0 to 9), from the table's name. None if the table does
+        not have the name of a partition."""
         match = re.match(r"[pqb](\d)", self.name)
         return int(match[1]) if match else None
 
     def typed(self, type_: str) -> list[Column]:
-        """The columns whose type is ``type_``, without the column ``id``. For a type in the history's schema, ``type_``
-        is the name without the schema."""
+        """The columns whose type is ``type_``, without generated columns and the column ``id``. For a type in the
+        history's schema, ``type_`` is the name without the schema."""
         return [c for c in self.columns if c.plain_type == type_ and not c.generated and c.name != "id"]
 
 
@@ -156,8 +156,8 @@ WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') ORDER BY n.nspname, c.rel
 
 
 def tables(conn: psycopg.Connection[Any], schemas: Schemas) -> list[Table]:
-    """The tables that ``conn`` sees in its transaction. They are ordered by name, so that a repetition finds the same
-    order."""
+    """The tables that ``conn`` sees in its transaction. The tables are ordered by name, so that a repeated history
+    finds the same order."""
     return [
         Table(oid, schema, name, partitioned, parent, logged, tuple(Column(n, t, g != "") for n, t, g in columns), key)
         for oid, schema, name, partitioned, parent, logged, columns, key in

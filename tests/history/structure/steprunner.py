@@ -53,7 +53,7 @@ class StepRunner:
     """OID of the table that the last schema change altered."""
     _ways_back: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """For each group of steps that belong together, by its number (the step's ``sequence``): the statements that undo
-    its schema change."""
+    the group's schema change."""
 
     def take(self, step: Step) -> None:
         session, chance = self.sessions[step.connection], random.Random(step.seed)

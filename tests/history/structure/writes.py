@@ -14,7 +14,8 @@ ODD_TEXTS = {"LATIN1": "ÿ ü", "WIN1252": "€ “ü”", "EUC_JP": "日本語 
 """By server encoding: a text with non-ASCII characters, used instead of a text that only UTF8 can encode."""
 
 _MANY = 400
-"""Number of rows, with about 200 bytes each. Together they exceed the smallest ``logical_decoding_work_mem``, 64 kB."""
+"""Number of rows that :func:`fill` inserts, with about 200 bytes each. Together these rows exceed the smallest
+``logical_decoding_work_mem``, 64 kB."""
 
 
 def write(conn: psycopg.Connection[Any], table: Table, chance: random.Random) -> None:
@@ -46,7 +47,7 @@ def delete(conn: psycopg.Connection[Any], table: Table, chance: random.Random) -
 
 
 def fill(conn: psycopg.Connection[Any], table: Table, chance: random.Random) -> None:
-    """Makes a large change, of which only a few rows remain."""
+    """Inserts many rows, and deletes all but a few of them again."""
     first = chance.randrange(100, 10_000)
     text = next((f'"{column.name}"' for column in table.typed("text")), None)
     if table.place is not None or table.partitioned or text is None:

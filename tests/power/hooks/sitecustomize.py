@@ -1,4 +1,5 @@
-"""Records every fsync of a Python process after it has returned. A simulated power cut keeps only what was recorded.
+"""Records every fsync of a Python process, as soon as the fsync has returned. A simulated power cut keeps only what was
+recorded.
 
 Python imports this module by itself if ``PYTHONPATH`` names this folder, so a sync, its receiver and Spark's workers
 need no change. Each fsync is one JSON line. For a file: its inode, size and change time before the fsync. For a folder:
@@ -15,8 +16,8 @@ from typing import Any
 
 JOURNAL = os.environ.get("PGCDC_TEST_SYNCS")
 GONE = ".gone"
-"""Suffix of the file that marks a power cut. It is next to the file with the recorded fsyncs. While it exists, each
-fsync fails, also in processes that start later."""
+"""Suffix of the file that marks a power cut, next to the file with the recorded fsyncs. While the file with this suffix
+exists, each fsync fails, also in processes that start later."""
 _fsync = os.fsync
 
 
