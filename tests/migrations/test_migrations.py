@@ -21,7 +21,6 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.core.names import TableName
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.flow.engine import Engine
 from pgcdc_assets.flow.reports import Silent
@@ -283,4 +282,3 @@ def test_all_query_engines_that_can_read_mirrors_are_installed() -> None:
 
 def test_there_are_at_least_200_migrations() -> None:
     assert len(migrations(18)) >= 200
-    assert TableName("m0", "t").schema == "m0"
