@@ -198,7 +198,7 @@ class ConsoleProgress:
         """Show the sessions whose transactions must end before PostgreSQL creates a slot or snapshot."""
         self.note(waits(holders, "the command"))
 
-    # Methods of the watcher -------------------------------------------------------------------
+    # Called during a run, because this object is the run's watcher -----------------------------
 
     def progress(self, stage: str, message: str, **numbers: float | str) -> None:
         line = f"{stage}: {logs.in_words(message, numbers)}"

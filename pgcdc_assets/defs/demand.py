@@ -73,7 +73,7 @@ class Cursor:
     empty_to: Lsn = ZERO
     """When the slot was last checked, it held no published change up to this LSN."""
     tables: str = ""
-    """The newest digest of the selected tables."""
+    """A digest of the tables that the settings selected when a tick last read them."""
     told: float = 0.0
     """The time at which an observation of the slot was last recorded."""
     fresh: float = 0.0

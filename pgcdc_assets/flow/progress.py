@@ -322,8 +322,8 @@ class TablesProgress:
         return lost
 
     def renamed_among(self, published: Iterable[Table]) -> None:
-        """Remove the records of names that now belong to other known tables. :meth:`found` then adds these tables under
-        their new names."""
+        """If a known table now has the name that another table had, remove the other table's record of this name.
+        :meth:`found` then adds the renamed table under its new name."""
         oids = {entry.table.oid for entry in self}
         for table in published:
             entry = self._tables.get(table.name)

@@ -59,7 +59,7 @@ def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def catalog(settings: Settings, conn: psycopg.Connection[Any]) -> Catalog:
-    """A project that is set up and has copied nothing yet."""
+    """Sets up a project that has copied nothing yet. Returns its catalog."""
     catalog = setup(settings, str(settings.source)).catalog
     save_catalog(catalog, CATALOG_FILE)
     return catalog

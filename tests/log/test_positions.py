@@ -1,5 +1,5 @@
 """The positions that the receiver confirms. A receiver must never make the source keep WAL or delay the source's
-shutdown."""
+shutdown. A **mark** is an LSN up to which the flow orders the receiver to complete the log."""
 
 from __future__ import annotations
 

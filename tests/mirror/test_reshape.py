@@ -133,7 +133,9 @@ def test_a_mirror_stores_the_structure_that_a_reshape_gave_it(spark: SparkSessio
     assert mirror.again().followed is None
 
 
-def test_a_mirror_counts_as_changed_since_a_version_with_another_structure(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_mirror_counts_as_changed_if_the_older_version_had_another_structure(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     mirror = made(tmp_path)
     published = mirror.version
     assert unchanged_since(mirror.again(), published)

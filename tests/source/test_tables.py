@@ -52,7 +52,7 @@ def test_types_are_read_with_their_base_type_and_element_type(database: Database
     assert column(table, "b").type.delimiter == ";"
 
 
-def test_columns_are_read_with_gaps_between_attnums_and_with_the_defaults_of_older_rows(database: Database) -> None:
+def test_catalog_has_attnums_with_gaps_and_the_values_of_added_columns_in_older_rows(database: Database) -> None:
     table = tables_of(
         database,
         "CREATE TABLE t (gone int, id int PRIMARY KEY, late int); INSERT INTO t VALUES (1, 1, 1);"

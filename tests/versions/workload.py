@@ -140,7 +140,7 @@ class Workload:
                   "INSERT INTO whole_schema.inside VALUES (1); DELETE FROM whole_schema.inside;"
                   "INSERT INTO whole_schema.inside VALUES (2)")  # fmt: skip
 
-    # Parts ----------------------------------------------------------------------------------------
+    # The parts of the workload, one method for each kind of change ---------------------------------
 
     def _prepared(self, end: str, key: int) -> None:
         with self._database.connect() as conn:

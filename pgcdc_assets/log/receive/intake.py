@@ -140,9 +140,10 @@ class Intake:
         self.positions.passed(wal_end)
 
     def take(self, run: FrameRun, *, parallel: bool = False) -> Iterator[Part]:
-        """Handle the next frames. Yields, in order, the parts to add to the log, which are between ``transform_lsn``
-        and the goal (the LSN of the order UNTIL). Yields nothing once the goal is reached. ``parallel``: whether the
-        stream has the option streaming = parallel. Raises ProtocolError and :class:`StreamUnsure`."""
+        """Handle the next frames. Yields, in order, the parts to add to the log. A part is above ``transform_lsn`` and
+        not above the goal, which is the LSN up to which the parent process wants the log. Yields nothing once the goal
+        is reached. ``parallel``: whether the stream has the option streaming = parallel. Raises ProtocolError and
+        :class:`StreamUnsure`."""
         self.sequence += len(run)
         found = located(run, self._place, parallel=parallel)
         self._place = found.after

@@ -97,7 +97,8 @@ class _Spelling:
     """Converts lists to texts, because Arrow does not compare lists. Equal lists get equal texts."""
 
     def __init__(self, lists: pa.ListArray) -> None:
-        """``lists``: the indexed values. :meth:`of` writes ``?`` for an element that is in none of these lists."""
+        """``lists``: the key values of the merge source. :meth:`of` writes ``?`` for an element that is in none of
+        them."""
         items = lists.flatten()
         self._inner = _Spelling(items) if pa.types.is_list(items.type) else None
         self._letters = pc.unique(self._comparable(items))
