@@ -274,11 +274,11 @@ class DeltaLog:
             replay = self._replay
             if not replay.metadata:
                 raise LakeError("has a Delta log that lacks the table's columns", thing=f"Delta table {self.folder}")
-            properties = replay.metadata.get("configuration") or {}
-            if not all(isinstance(value, str | None) for value in properties.values()):
+            version = DeltaVersion(self.folder, self._number, replay.protocol, replay.metadata,
+                                   dict(replay.positions), tuple(replay.files.values()))  # fmt: skip
+            if not all(isinstance(value, str) for value in version.configuration.values()):
                 raise TypeError("a table property is not text")
-            self._version = DeltaVersion(self.folder, self._number, replay.protocol, replay.metadata,
-                                         dict(replay.positions), tuple(replay.files.values()))  # fmt: skip
+            self._version = version
         return self._version
 
 
