@@ -85,14 +85,14 @@ class Project:
         chosen = self.settings.model_copy(update=settings)
         return Engine(chosen, self.conninfo, self.observer, lambda: self.spark, "test")
 
-    def sync(self, operation: Operation | None = None, *, anew: Sequence[Spec] = (), **bounds: Any) -> SyncReport:
-        """Runs one sync. Fails if the sync sets a table aside. ``anew``: tables that the sync copies again."""
+    def sync(self, operation: Operation | None = None, *, copy_again: Sequence[Spec] = (), **bounds: Any) -> SyncReport:
+        """Runs one sync, which also copies the tables ``copy_again`` again. Fails if the sync sets a table aside."""
         sizes: dict[str, Any] = {}
         if operation is not None:
             sizes = {"batch_bytes": operation.batch_bytes, "range_bytes": 10_000}
             sizes |= WAYS[operation.pick % len(WAYS)]
         self.written = self.insert_position()
-        names = [TableName(spec.schema, spec.name) for spec in anew]
+        names = [TableName(spec.schema, spec.name) for spec in copy_again]
         report = self.engine(**sizes).sync(Bounds(**bounds), copy_anew=names)
         assert not report.set_aside, report.set_aside
         return report
@@ -246,7 +246,7 @@ def _copy(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
     chosen = [spec for place, spec in enumerate(at.specs) if operation.pick >> place & 1]
     if not beside:
         at.workload.finish(random.Random(operation.pick))
-    _while_running(at, lambda: at.sync(operation, anew=chosen), beside, finish=True)
+    _while_running(at, lambda: at.sync(operation, copy_again=chosen), beside, finish=True)
 
 
 def _ahead(at: Project, operation: Operation, beside: Sequence[Step]) -> None:
