@@ -42,8 +42,8 @@ def schema(command: str) -> dict[str, Any]:
 
 
 def _plain(part: Any) -> Any:
-    """The part of a schema without the titles that pydantic makes from names, and with the single backticks of
-    Markdown."""
+    """Returns the part of a schema without the titles that pydantic makes from names. Replaces double backticks by the
+    single backticks of Markdown."""
     if isinstance(part, dict):
         return {name: _plain(value) for name, value in part.items() if not (name == "title" and isinstance(value, str))}
     if isinstance(part, list):

@@ -45,7 +45,8 @@ class SourceState:
     """A digest of the tables that the settings select. It is read only if the source has written WAL in which no
     published change was found, because this WAL may come from a CREATE TABLE. Otherwise it is empty."""
     tables_changed: bool = False
-    """Whether the digest differs from the digest that an earlier tick stored."""
+    """Whether the digest differs from the digest that an earlier tick stored. True also if no tick has stored one,
+    because a table may have been created after the last run read the catalog."""
 
 
 @dataclass(frozen=True)

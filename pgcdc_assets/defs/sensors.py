@@ -121,9 +121,12 @@ def _decided(
     refuse_other_lake(settings)
     for run_id in report_dead_runs(context.instance, of.names, settings.layout):
         context.log.warning(f"the process of run {run_id[:8]} died, so the run is now marked as failed")
-    reason = busy(_runs(of, context.instance), time.time())
-    if reason:
+    runs = _runs(of, context.instance)
+    if reason := busy(runs, time.time()):
         return Decision(False, reason), cursor
+    if runs.failures:
+        # The failed run may have been requested for a new table, so the tables are compared again.
+        cursor = replace(cursor, empty_to=ZERO, tables="")
     with source.connection(settings) as conn:
         seen = _source_state(conn, catalog, settings, cursor)
     known, cursor = cursor.empty_to, cursor.seen(seen)
@@ -168,7 +171,7 @@ def _source_state(conn: "SourceConnection", catalog: Catalog, settings: Settings
     if published := _published(conn, catalog, flushed, settings):
         return replace(seen, published=published)
     tables = _selected_tables(conn, settings)
-    return replace(seen, published=published, tables=tables, tables_changed=cursor.tables not in ("", tables))
+    return replace(seen, published=published, tables=tables, tables_changed=cursor.tables != tables)
 
 
 def _selected_tables(conn: "SourceConnection", settings: Settings) -> str:

@@ -147,7 +147,8 @@ class StructureChanges:
         return True
 
     def _renamed(self, change: MirrorChange, former: TableName, seen_at: Lsn) -> bool:
-        """Record a rename. If it failed, the table waits for a copy. False if the table is not followed."""
+        """Record that a mirror was renamed. If the mirror could not be renamed, record that its table waits for a copy.
+        Returns False if the table is not followed."""
         progress, name = self._work.progress, change.after.name
         if name not in progress:
             return False

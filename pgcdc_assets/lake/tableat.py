@@ -246,7 +246,8 @@ def key_scalar(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 def row_history(feed: ChangeFeed, table: Table, key: Mapping[str, Any]) -> pa.Table:
-    """:attr:`RowHistory.versions` without the messages. A TRUNCATE of the table counts as a change of each row."""
+    """The changes of one row, in the columns of :attr:`RowHistory.versions` except ``messages``. A TRUNCATE of the
+    table counts as a change of each row."""
     values = [(column.attnum, column.name, feed_name(column.name)) for column in table.columns
               if feed_name(column.name) in feed.schema.names]  # fmt: skip
     image = pa.struct([*(pa.field(name, feed.schema.field(held).type) for _, name, held in values), (RAW, RAW_TYPE)])

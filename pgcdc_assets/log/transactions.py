@@ -117,7 +117,8 @@ class StreamedTransaction:
     bytes: int = 0
     origin: str | None = None
     first: Lsn | None = None
-    """LSN of the first change. ZERO if the first change is a logical message: PostgreSQL then sends no origin."""
+    """LSN of the first change. ZERO if the first change is a logical message: even if PostgreSQL then sends no
+    origin, the transaction may have one."""
     messages: int = 0
     """How many of the changes are logical messages."""
     ambiguous: bool = False

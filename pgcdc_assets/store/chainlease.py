@@ -220,7 +220,7 @@ class ChainLease(Lease, Guard):
                 self._lost = True
                 return
             except (OSError, StoreFailed) as error:
-                # Try again after RENEWED seconds. If all attempts fail, check() raises LeaseLost when the time is over.
+                # Try again after RENEWED seconds. If this fails until the lease expires, check() raises LeaseLost.
                 _log.warning("the lease %s could not be renewed, pgcdc tries again: %s", self._chain.place, error)
 
     def give_back(self) -> None:

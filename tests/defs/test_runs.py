@@ -183,8 +183,8 @@ def with_pools() -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def test_limit_pool_releases_the_pool_slot_of_a_run_that_has_ended(with_pools: dg.DagsterInstance) -> None:
-    """If a run ended while it waited for the slot, its place in the queue is released, too."""
+def test_the_pool_slot_of_a_run_that_has_ended_is_released(with_pools: dg.DagsterInstance) -> None:
+    """If a run ended while it waited for a slot of the pool, its place in the pool's queue is released, too."""
     instance, storage = with_pools, with_pools.event_log_storage
     runs.limit_pool(instance, NAMES)
     holder, waiter = run_of(instance), run_of(instance)

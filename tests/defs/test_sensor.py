@@ -85,6 +85,15 @@ def look(
     return found if isinstance(found, dg.SensorResult) else dg.SensorResult(skip_reason=found)
 
 
+def tables_read(instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]) -> Cursor:
+    """Returns the cursor of a tick that has read the source's tables. A tick reads them only if there is WAL above the
+    lake's position, so this function writes some."""
+    conn.execute("INSERT INTO public.unpublished VALUES (1)")
+    cursor = Cursor.parse(look(instance, settings).cursor)
+    assert cursor.tables
+    return cursor
+
+
 def why(result: dg.SensorResult) -> str:
     assert not result.run_requests
     assert result.skip_reason is not None
@@ -114,20 +123,21 @@ def test_a_change_of_a_published_table_requests_a_run(
 
 
 def test_sensor_keeps_the_newest_point_of_a_quiet_source_fresh(
-    instance: dg.DagsterInstance, settings: Settings, level: Lsn
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any], level: Lsn
 ) -> None:
     """A source without changes gets no new consistent points. So the sensor reports the newest point again, at most
     once a minute, and only if there is a freshness policy."""
     key = RangeRegister(instance, NAMES).add(LsnRange(Lsn(1), level)).key
     freshness = dg.FreshnessPolicy.time_window(timedelta(minutes=15))
 
-    def points(cursor: Cursor | None, **options: Any) -> tuple[list[tuple[str, str | None]], Cursor]:
+    def points(cursor: Cursor, **options: Any) -> tuple[list[tuple[str, str | None]], Cursor]:
         result = look(instance, settings, cursor, **options)
         events = [event for event in result.asset_events if isinstance(event, dg.AssetMaterialization)]
         return [(event.asset_key.to_user_string(), event.partition) for event in events], Cursor.parse(result.cursor)
 
-    assert points(None)[0] == []
-    found, cursor = points(None, freshness=freshness)
+    cursor = tables_read(instance, settings, conn)
+    assert points(cursor)[0] == []
+    found, cursor = points(cursor, freshness=freshness)
     assert found == [("pgcdc/consistent_points", key)]
     assert points(cursor, freshness=freshness)[0] == []
     assert points(replace(cursor, fresh=cursor.fresh - 60), freshness=freshness)[0] == found
@@ -139,8 +149,7 @@ def test_a_new_table_of_a_quiet_source_requests_one_run(
 ) -> None:
     """The publication does not list the new table yet, so the slot has no change of this table."""
     settings = settings.changed(tables=("public.*",))
-    conn.execute("INSERT INTO public.unpublished VALUES (1)")
-    first = look(instance, settings)
+    first = look(instance, settings, tables_read(instance, settings, conn))
     assert "no change to a published table" in why(first)
     conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
     second = look(instance, settings, Cursor.parse(first.cursor))
@@ -149,13 +158,37 @@ def test_a_new_table_of_a_quiet_source_requests_one_run(
 
 
 @pytest.mark.usefixtures("level")
+def test_a_table_created_before_a_tick_has_read_the_tables_requests_one_run(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    """The last run may have read the catalog before the table was created."""
+    settings = settings.changed(tables=("public.*",))
+    conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
+    first = look(instance, settings)
+    assert first.run_requests
+    assert not look(instance, settings, Cursor.parse(first.cursor)).run_requests
+
+
+@pytest.mark.usefixtures("level")
 def test_a_new_table_that_the_setting_tables_does_not_select_requests_no_run(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
-    conn.execute("INSERT INTO public.unpublished VALUES (1)")
-    first = look(instance, settings)
+    cursor = tables_read(instance, settings, conn)
     conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
-    assert "no change to a published table" in why(look(instance, settings, Cursor.parse(first.cursor)))
+    assert "no change to a published table" in why(look(instance, settings, cursor))
+
+
+@pytest.mark.usefixtures("level")
+def test_a_new_table_requests_another_run_if_the_run_for_it_failed(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    settings = settings.changed(tables=("public.*",))
+    conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
+    first = look(instance, settings)
+    assert first.run_requests
+    job, status = sync_job(Replication(settings)), dg.DagsterRunStatus.FAILURE
+    instance.create_run_for_job(job, status=status, tags=NAMES.tags)
+    assert look(instance, settings, Cursor.parse(first.cursor)).run_requests
 
 
 @pytest.mark.long

@@ -97,8 +97,8 @@ def _attempted(
 def _begun(
     mirrors: Mirrors, upto: Lsn, known: Mapping[TableName, Table], part: FeedPart
 ) -> Applied | tuple[TablePlan, list[Collapsing]] | None:
-    """Apply one table's changes if this needs no Spark job. Otherwise return the table's plan, with the units that
-    Spark must collapse. Returns None if there is nothing left to apply."""
+    """Applies one table's changes, if this needs no Spark job. Otherwise returns the table's plan, and the parts of
+    its changes that Spark must reduce to one change per key. Returns None if there is nothing left to apply."""
     work = _own(part.table, part.span.start, partial(TablePlan.of, mirrors, part, upto, known))
     if not isinstance(work, TablePlan):
         return work

@@ -162,9 +162,9 @@ def teardown(settings: Settings, conninfo: str, made: Container[str] = (), *, sh
     """Removes the slot and the publications that setup created. The slot goes first, because it must never decode
     without its publications.
 
-    ``made``: see :func:`setup`. ``shared``: also removes all objects marked for our slot, even if another project
-    created them. Returns what was removed. Objects that somebody else created stay, also publications that an owner
-    created for us; see :func:`traces`. Raises SlotActive if the slot is in use.
+    ``made``: see :func:`setup`. ``shared``: also removes the objects that setups of other projects
+    created for the same slot. Returns what was removed. Objects that no setup created stay, also publications that the
+    owner of a table created for our slot; see :func:`traces`. Raises SlotActive if the slot is in use.
     """
     with connect(conninfo, application_name=f"{APPLICATION}/setup") as conn:
         ours = _traces(conn, settings, made, shared=shared).ours
