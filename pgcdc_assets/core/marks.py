@@ -74,8 +74,9 @@ class TableMarks:
 
     files: Files = field(default_factory=Files)
     key_constraint: int = 0
-    """OID of the primary key's constraint, 0 if there is no primary key. A new OID means that the key was dropped and
-    created again. REINDEX keeps the OID."""
+    """OID of the constraint of the mirror's key; of the key's index, if the key has no constraint. 0 if the mirror has
+    no key. A new OID means that the key was dropped and created again. REINDEX keeps the OID, except REINDEX
+    CONCURRENTLY of an index without a constraint."""
     publications: Marks = ()
     """The catalog rows of the publications that publish the table. A new row means that the table was removed from a
     publication, or that a publication was changed."""

@@ -202,9 +202,9 @@ def _key(before: Table, now: Table) -> Iterator[Change]:
 def key_changed(before: Table, now: Table) -> str | None:
     """How the key has changed; None if the key is the same.
 
-    A primary key that was dropped and created again counts as changed, because several rows may have had the same key
-    values while it did not exist. With REPLICA IDENTITY FULL, PostgreSQL allows changes of such rows, and a mirror with
-    a key cannot apply them. The new key has a new constraint OID. REINDEX CONCURRENTLY keeps the OID."""
+    A key that was dropped and created again counts as changed, because several rows may have had the same key values
+    while it did not exist. With REPLICA IDENTITY FULL, PostgreSQL allows changes of such rows, and a mirror with a key
+    cannot apply them. The new key has a new OID (:attr:`TableMarks.key_constraint`)."""
     if (before.updates_seen, before.key, before.multiset) != (now.updates_seen, now.key, now.multiset):
         return "its key changed"
     if before.key and before.marks.key_constraint != now.marks.key_constraint:

@@ -132,7 +132,7 @@ def test_the_key_of_a_table_identifies_its_rows_in_the_stream(database: Database
 
 
 def test_a_replica_identity_index_that_may_not_be_used_is_not_a_key() -> None:
-    index = Index(("a",), primary=False, identity=True, usable=False)
+    index = Index(("a",), primary=False, identity=True, usable=False, source=1)
     assert not RowIdentity.of("i", [index]).publishable
     assert mirror_key(RowIdentity.of("i", [index]), [RowIdentity.of("i", [index])], ["a"]) == ()
 

@@ -36,7 +36,9 @@ CREATE TABLE deep (id int, d int, v text, PRIMARY KEY (id, d)) PARTITION BY LIST
 CREATE TABLE branch PARTITION OF deep FOR VALUES IN (1, 2) PARTITION BY LIST (d);
 CREATE TABLE deep1 PARTITION OF branch FOR VALUES IN (1);
 CREATE TABLE doubled (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED);
-CREATE PUBLICATION p FOR TABLE t, keyless, r, deep, doubled
+CREATE TABLE coded (code text NOT NULL, v text); CREATE UNIQUE INDEX coded_code ON coded (code);
+ALTER TABLE coded REPLICA IDENTITY USING INDEX coded_code;
+CREATE PUBLICATION p FOR TABLE t, keyless, r, deep, doubled, coded
 """
 AFRESH = """
 DROP PUBLICATION IF EXISTS p; DROP SCHEMA IF EXISTS public, elsewhere CASCADE; CREATE SCHEMA public
@@ -85,6 +87,10 @@ CARRIED = (
     "CREATE TABLE new (id int PRIMARY KEY); ALTER PUBLICATION p ADD TABLE new",
     "ALTER TABLE t REPLICA IDENTITY FULL",
     "ALTER TABLE t REPLICA IDENTITY FULL; REINDEX TABLE t",
+    "REINDEX TABLE CONCURRENTLY t; REINDEX TABLE coded",
+    "ALTER TABLE t REPLICA IDENTITY USING INDEX t_pkey",
+    "ALTER TABLE coded ADD UNIQUE (code); ALTER TABLE coded REPLICA IDENTITY FULL; "
+    "ALTER TABLE coded REPLICA IDENTITY USING INDEX coded_code",
     "VACUUM FREEZE pg_publication_rel; VACUUM FULL pg_inherits; VACUUM FULL pg_depend",
     "VACUUM FULL deep; TRUNCATE deep1",
     "GRANT SELECT ON t, deep, deep1 TO public; COMMENT ON TABLE t IS 'x'",
@@ -122,6 +128,8 @@ NOT_CARRIED: tuple[tuple[str, Seen], ...] = (
     ("ALTER TABLE t REPLICA IDENTITY FULL; ALTER TABLE t DROP CONSTRAINT t_pkey; "
      "ALTER TABLE t ADD PRIMARY KEY (id); "
      "ALTER TABLE t REPLICA IDENTITY DEFAULT", [("t", Difference.KEY)]),
+    ("ALTER TABLE coded REPLICA IDENTITY FULL; DROP INDEX coded_code; CREATE UNIQUE INDEX coded_code ON coded (code); "
+     "ALTER TABLE coded REPLICA IDENTITY USING INDEX coded_code", [("coded", Difference.KEY)]),
     ("CREATE UNIQUE INDEX i ON t (id); ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY USING INDEX i",
      [("t", Difference.KEY)]),
     ("ALTER TABLE r DROP CONSTRAINT r_pkey; ALTER TABLE r ADD PRIMARY KEY (id, d)",
@@ -163,7 +171,7 @@ def test_a_change_that_the_stream_does_not_contain_is_a_difference(watched: Watc
 def test_operations_removed_from_the_publication_and_added_back_are_a_difference(watched: Watched) -> None:
     found = watched("ALTER PUBLICATION p SET (publish = 'insert'); ALTER PUBLICATION p SET (publish = "
                     "'insert, update, delete, truncate')")  # fmt: skip
-    assert set(found) == {(name, Difference.REPUBLISHED) for name in ("t", "keyless", "r", "deep", "doubled")}
+    assert set(found) == {(name, Difference.REPUBLISHED) for name in ("t", "keyless", "r", "deep", "doubled", "coded")}
 
 
 def test_a_column_that_is_no_longer_generated_is_a_difference(watched: Watched) -> None:

@@ -33,8 +33,6 @@ class Assembly:
     attached: Mapping[int, Marks] = field(default_factory=dict)
     types: PgTypes = field(default_factory=PgTypes)
     comments: Mapping[int, Comments] = field(default_factory=dict)
-    keys: Mapping[int, int] = field(default_factory=dict)
-    """OID of the primary key's constraint, by the relation's OID."""
 
     def tables(self) -> list[Table]:
         made: dict[TableName, Table] = {}
@@ -129,7 +127,7 @@ class Assembly:
             updates_seen=seen,
             pages=relation.pages + sum(leaf.pages for leaf in storage),
             rows=relation.rows if not storage else sum(leaf.rows for leaf in storage),
-            marks=self._marks(relation, storage),
+            marks=self._marks(relation, storage, key),
             attnums_given=relation.attnums_given,
             comments=self._comments(relation, columns),
         )
@@ -156,12 +154,14 @@ class Assembly:
         unseen = entry is not None and not entry.truncates
         return not relation.partitioned and (unseen or not (relation.files.toast or relation.oid in self.rows.listed))
 
-    def _marks(self, relation: CatalogRelation, storage: Sequence[CatalogRelation]) -> TableMarks:
+    def _marks(
+        self, relation: CatalogRelation, storage: Sequence[CatalogRelation], key: tuple[str, ...]
+    ) -> TableMarks:  # fmt: skip
         members = {relation.oid: relation, **{leaf.oid: leaf for leaf in storage}}
         publications, schemas = self._publishing(members)
         return TableMarks(
             files=replace(relation.files, traceless=self._traceless(relation)),
-            key_constraint=self.keys.get(relation.oid, 0),
+            key_constraint=relation.identity.source_of(key),
             publications=publications,
             schemas=schemas,
             columns=relation.column_rows,

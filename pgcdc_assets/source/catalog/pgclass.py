@@ -52,7 +52,9 @@ SELECT i.indrelid, i.indisprimary, i.indisreplident,
        ARRAY(SELECT a.attname::text
              FROM unnest(string_to_array(i.indkey::text, ' ')::int2[]) WITH ORDINALITY AS k (attnum, place)
              JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-             WHERE k.place <= i.indnkeyatts ORDER BY k.place)
+             WHERE k.place <= i.indnkeyatts ORDER BY k.place),
+       coalesce((SELECT c.oid FROM pg_catalog.pg_constraint c
+                 WHERE c.conrelid = i.indrelid AND c.conindid = i.indexrelid AND c.contype IN ('p', 'u')), i.indexrelid)
 FROM pg_catalog.pg_index i
 WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident)
 """
@@ -90,6 +92,8 @@ class Index:
     identity: bool
     usable: bool
     """Whether the index can identify rows: it is valid, unique, immediate, not partial and without expressions."""
+    source: int
+    """OID of the constraint that has this index; of the index, if no constraint has it."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +105,19 @@ class RowIdentity:
     """Columns of the primary key, if it is usable."""
     index: tuple[str, ...] = ()
     """Columns of the identity index, if it is usable."""
+    sources: tuple[tuple[tuple[str, ...], int], ...] = ()
+    """The columns of each usable index with its :attr:`Index.source`, first the primary key."""
 
     @classmethod
     def of(cls, replica_identity: ReplicaIdentity, indexes: Iterable[Index]) -> RowIdentity:
-        usable = [index for index in indexes if index.usable]
+        usable = sorted((index for index in indexes if index.usable), key=lambda index: not index.primary)
         primary = next((index.columns for index in usable if index.primary), ())
         chosen = next((index.columns for index in usable if index.identity), ())
-        return cls(replica_identity, primary, chosen)
+        return cls(replica_identity, primary, chosen, tuple((index.columns, index.source) for index in usable))
+
+    def source_of(self, key: tuple[str, ...]) -> int:
+        """Returns :attr:`TableMarks.key_constraint` for a key that has these columns."""
+        return next((source for columns, source in self.sources if columns == key), 0)
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -225,8 +235,8 @@ def read_relations(conn: psycopg.Connection[Any], oids: Iterable[int]) -> dict[i
         rows[oid].append(mark)
         columns[oid].append(Column(attnum, name, types.get(type_oid, typmod), not_null, generated, missing))
     indexes: dict[int, list[Index]] = defaultdict(list)
-    for oid, primary, identity, usable, names in conn.execute(_INDEXES, [wanted]):
-        indexes[oid].append(Index(tuple(names), primary, identity, usable))
+    for oid, primary, identity, usable, names, source in conn.execute(_INDEXES, [wanted]):
+        indexes[oid].append(Index(tuple(names), primary, identity, usable, source))
     return {
         oid: CatalogRelation(
             oid, TableName(schema, name), kind, replident, Files(filenode or 0, toast), pages, tuples, root, unlogged,

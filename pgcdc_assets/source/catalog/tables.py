@@ -46,7 +46,6 @@ WITH RECURSIVE chain (leaf, parent, level, mark) AS (
 )
 SELECT leaf, array_agg(mark ORDER BY level) FROM chain GROUP BY leaf
 """
-_KEYS = "SELECT conrelid, oid FROM pg_catalog.pg_constraint WHERE conrelid = ANY(%s) AND contype = 'p'"
 
 
 @of_catalog()
@@ -77,10 +76,10 @@ def read_tables(
         attached = {leaf: marks(chain) for leaf, chain in chains}
         types = PgTypes.read(conn, {oid for relation in relations.values() for oid in relation.types})
         shown = [oid for oid in relations if oid in published or oid in roots]
-        comments, keys = read_comments(conn, shown), dict(conn.execute(_KEYS, [shown]).fetchall())
+        comments = read_comments(conn, shown)
     assembly = Assembly(
         conn.info.server_version, published, relations, leaves, rows=rows, places=places, attached=attached,
-        types=types, comments=comments, keys=keys,
+        types=types, comments=comments,
     )  # fmt: skip
     wanted = TablePatterns.parse(patterns)
     known = {table.oid: table for table in before}
