@@ -5,7 +5,7 @@ version with a new xmin. So even a row that was changed and changed back has a n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Mark = tuple[int, int]
 """OID and xmin of a catalog row. Instead of an OID, a row of pg_attribute has its attnum, and a row of pg_inherits the
@@ -90,3 +90,12 @@ class TableMarks:
     """The values of the enums that the columns use."""
     composites: tuple[Composite, ...] = ()
     """The composite types used in the columns' values, at any depth."""
+
+    def with_types(self, later: TableMarks) -> TableMarks:
+        """Adds the enum values and composite types of ``later`` that these marks lack. Those that these marks have stay
+        as they are, so that a comparison still shows a change of them."""
+        labels = {one.oid: one for one in (*later.labels, *self.labels)}
+        composites = {one.oid: one for one in (*later.composites, *self.composites)}
+        if (len(labels), len(composites)) == (len(self.labels), len(self.composites)):
+            return self
+        return replace(self, labels=tuple(labels.values()), composites=tuple(composites.values()))

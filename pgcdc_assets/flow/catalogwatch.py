@@ -126,13 +126,14 @@ class CatalogWatch:
         shown = {table.name: table for table in live}
         _take_names(work, shown)
         for record in [*work.progress.followed(), *work.progress.set_aside(), *work.progress.renamed_tables()]:
-            self._compare(record, shown[record.table.name])
+            self._compare(shown[record.table.name])
         for record in () if self.paused else work.progress.renamed_tables():
             if not record.reshaping:
                 self._structure.rename(record)
 
-    def _compare(self, record: TableRecord, now: Table) -> None:
+    def _compare(self, now: Table) -> None:
         work = self._work
+        record = work.progress.types_seen(now.name, now)
         differences = changes(record.table, now)
         line = reported(record, differences)
         if line and line != record.reported:

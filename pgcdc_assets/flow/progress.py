@@ -243,6 +243,7 @@ class TablesProgress:
         mirror is made durable before the structure is stored, because later rows are read with the stored structure."""
         entry = replace(self[table.name], reshaping=False, since_columns=None)
         self._tables[table.name] = entry
+        table = replace(table, marks=table.marks.with_types(entry.table.marks))
         if not entry.state.readable:
             return False
         self._target.settle({table.name: version})
@@ -274,6 +275,16 @@ class TablesProgress:
         self._tables[name] = replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=version,
                                      unchanged_from=held.recorded, reshaping=False, former=None)  # fmt: skip
         return True
+
+    def types_seen(self, name: TableName, now: Table) -> TableRecord:
+        """Record the types of a table's columns that a catalog check sees for the first time, so that later checks see
+        a change of them. Returns the table's record."""
+        entry = self[name]
+        table = replace(entry.table, marks=entry.table.marks.with_types(now.marks))
+        if entry.followed and table != entry.table:
+            self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
+            self._tables[name] = replace(entry, table=table)
+        return self[name]
 
     def unchanged(self, name: TableName, now: Table) -> None:
         """Record that a followed table still has the structure of its mirror. The table's present relfilenodes, and the

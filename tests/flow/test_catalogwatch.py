@@ -297,6 +297,28 @@ def test_no_point_lists_a_table_after_ddl_that_requires_a_new_copy(run: Run, don
     assert run.work.progress[T].state is state
 
 
+def test_no_point_lists_a_table_after_an_enum_value_that_was_added_since_the_copy_was_renamed(run: Run) -> None:
+    run.user.execute("ALTER TYPE mood ADD VALUE 'great'")
+    assert run.listed() == {QUIET, T}
+    run.user.execute("ALTER TYPE mood RENAME VALUE 'great' TO 'super'")
+    assert run.listed() == {QUIET}
+
+
+def test_no_point_lists_a_table_after_the_type_of_a_column_that_its_rows_brought_was_changed(run: Run) -> None:
+    """The copy did not see this type, so its attributes are recorded by the check that first sees the type."""
+    assert run.listed() == {QUIET, T}
+    run.user.execute("CREATE TYPE late AS (a int)")
+    run.user.execute("ALTER TABLE t ADD n late")
+    run.listed()
+    progress, at = run.work.progress, run.work.log.position()
+    assert run.sync._catalog._seen is not None
+    (now,) = (table for table in run.sync._catalog._seen.tables if table.name == T)
+    progress.moved(T, at, 1, replace(progress[T].table, columns=now.columns))
+    assert run.listed() == {QUIET, T}
+    run.user.execute("ALTER TYPE late ADD ATTRIBUTE b int CASCADE")
+    assert run.listed() == {QUIET}
+
+
 @pytest.mark.parametrize("done", ["ALTER TABLE t ADD n int DEFAULT 5", "ALTER TABLE t RENAME v TO w"])
 def test_table_whose_columns_change_is_left_out_only_of_points_at_higher_lsns(run: Run, done: str) -> None:
     """The mirror gets these changes of columns without a new copy. The point that was made before the change lists the
