@@ -151,6 +151,9 @@ class Table:
     """For a partitioned root: its rows are published under the root's name, so the stream does not name their leaf."""
     unpublished: tuple[Leaf, ...] = ()
     """For a partitioned root whose leaves are published one by one: the leaves that the publication lacks."""
+    uneven: TableName | None = None
+    """For a partitioned root whose leaves are published one by one: a leaf that is published with another row filter,
+    or with other columns, than the first leaf."""
     outside: tuple[Outside, ...] = ()
     """Leaves whose rows logical decoding never sends. These leaves are not in ``leaves``, and their rows are not in the
     mirror. If the table is not a root, and logical decoding never sends its own rows, this contains only the table."""

@@ -10,6 +10,7 @@ import pytest
 from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import SettingsError
+from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.source.catalog.pgclass import Index, RowIdentity, mirror_key
 from pgcdc_assets.source.catalog.tables import TablePatterns, read_tables, relation_facts
 from pgcdc_assets.source.connect.connection import connect
@@ -135,6 +136,35 @@ def test_a_replica_identity_index_that_may_not_be_used_is_not_a_key() -> None:
     index = Index(("a",), primary=False, identity=True, usable=False, source=1)
     assert not RowIdentity.of("i", [index]).publishable
     assert mirror_key(RowIdentity.of("i", [index]), [RowIdentity.of("i", [index])], ["a"]) == ()
+
+
+@pytest.mark.since(15, "row filters and column lists")
+@pytest.mark.parametrize(
+    ("listed", "uneven"),
+    [
+        ("p1 WHERE (open), p2", True),
+        ("p1 WHERE (open), p2 WHERE (NOT open)", True),
+        ("p1 (id, open), p2", True),
+        ("p1 WHERE (open), p2 WHERE (open)", False),
+        ("p1 (id, open), p2 (open, id)", False),
+        ("p1", False),
+        ("p", False),
+    ],
+)
+def test_a_table_whose_partitions_are_published_with_different_rows_or_columns_is_not_mirrored(
+    database: Database, listed: str, uneven: bool
+) -> None:
+    """A copy reads all partitions with one row filter and one list of columns."""
+    found = tables_of(
+        database,
+        "CREATE TABLE p (id int, open bool, x int, PRIMARY KEY (id, open)) PARTITION BY HASH (id);"
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES WITH (MODULUS 2, REMAINDER 1);"
+        f"CREATE PUBLICATION published FOR TABLE {listed}",
+        "published",
+    )
+    reason = refusal(found["p"])
+    assert reason is None if not uneven else reason is not None and "partition public.p2 is published with" in reason
 
 
 @pytest.mark.since(15, "row filters and column lists")

@@ -46,6 +46,9 @@ def refusal(table: Table) -> str | None:
     if table.unpublished:
         what = f"partition {table.unpublished[0].name} is in no publication, so its rows are not replicated"
         return f"{what}: give the partition a REPLICA IDENTITY if it has none, or run `pgcdc setup`"
+    if table.uneven is not None:
+        what = f"partition {table.uneven} is published with another row filter or other columns than other partitions"
+        return f"{what}: publish all partitions alike"
     return None
 
 

@@ -16,7 +16,7 @@ from pgcdc_assets.core.marks import Marks, TableMarks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.pgclass import CatalogRelation, Comments, RowIdentity, followable, mirror_key
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
-from pgcdc_assets.source.catalog.published import GENERATED_SINCE, PublicationRows, Published
+from pgcdc_assets.source.catalog.published import GENERATED_SINCE, UNREAD, PublicationRows, Published
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,18 @@ class Assembly:
         others = [leaf for leaf in self._every_leaf(relation) if leaf.oid not in self.published]
         unpublished = [leaf for leaf in others if leaf.outside is None] if self._ours(senders) else []
         table = self._table(relation, first.oid, identities, stored)
-        return replace(table, unpublished=self._leaves(unpublished, relation, first.oid))
+        uneven = next((sender.name for sender in stored if not self._alike(first, sender)), None)
+        return replace(table, unpublished=self._leaves(unpublished, relation, first.oid), uneven=uneven)
+
+    def _alike(self, first: CatalogRelation, leaf: CatalogRelation) -> bool:
+        """Whether two leaves are published with the same row filter and columns. A filter that cannot be read now
+        is taken for the same."""
+        one, other = (self.published.get(relation.oid) for relation in (first, leaf))
+        if one is None or other is None:
+            return True
+        filters = {one.row_filter, other.row_filter}
+        names = [{column.name for column in self._columns(*each)} for each in ((first, one), (leaf, other))]
+        return names[0] == names[1] and (len(filters) == 1 or UNREAD in filters)
 
     def _every_leaf(self, root: CatalogRelation) -> list[CatalogRelation]:
         return [self.relations[oid] for oid in self.leaves.get(root.oid, ()) if oid in self.relations]
