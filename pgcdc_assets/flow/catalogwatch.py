@@ -22,7 +22,6 @@ from pgcdc_assets.flow.work import Work
 from pgcdc_assets.project import save_catalog
 from pgcdc_assets.source.catalog.tables import CatalogSnapshot
 from pgcdc_assets.structure.differences import changes
-from pgcdc_assets.structure.record import TableRecord
 from pgcdc_assets.structure.verdict import Rules, reported, verdict
 
 

@@ -47,14 +47,17 @@ class TablesProgress:
 
     def _note_away(self) -> None:
         """Find the followed tables that a point has listed since their last copy, but that the newest point does not
-        list. At the newest point's LSN, such a table had another name. So points list it again only at or above the LSN
-        of the next catalog check."""
+        list. At the newest point's LSN, such a table had another name, or its mirror lacked rows. So points list it
+        again only at or above the LSN of the next catalog check.
+
+        The same is done with a partitioned table whose mirror has changed since the newest point, because the run that
+        changed it may have ended before it left the table out of a point (:meth:`unlist`)."""
         newest = self.points.newest()
         if newest is None:
             return
         for record in self.followed():
             name = record.table.name
-            if name in newest.tables:
+            if name in newest.tables and not (record.table.partitioned and record.replay_lsn > newest.replay_lsn):
                 continue
             listing, held = self.points.listing(name), self._target.standing(name)
             if listing is not None and held is not None and listing.replay_lsn >= held.snapshot_lsn:
@@ -221,6 +224,12 @@ class TablesProgress:
             for table in live:
                 entry = replace(self[table.name], columns=table.marks.columns)
                 self._tables[table.name] = replace(entry, listed_from=None) if table.name in altered else entry
+
+    def unlist(self, names: Iterable[TableName]) -> None:
+        """Leave these tables out of points below the LSN that the next :meth:`listed_from` sets."""
+        with self._noting:
+            for name in names:
+                self._tables[name] = replace(self[name], listed_from=None)
 
     def listed_from(self, position: Lsn) -> None:
         """Let points at or above ``position`` list the tables that had to wait for a catalog check. The check, which

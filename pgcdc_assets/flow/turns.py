@@ -227,6 +227,7 @@ def take_turn(work: Work, log: LogSpan, upto: Lsn, tables: Sequence[TableRecord]
     _hold_strays(work, _span(log, behind, max(upto, log.lsns.end)), behind)
     behind = [entry for entry in behind if _applies(work, entry.table.name)]
     span, router = _span(log, behind, upto), work.progress.router
+    _unlist_roots(work, span, behind)
     names = {name for shape in span.shapes.values() for name in router.place(shape).concerned}
     changed = [entry for entry in behind if entry.table.name in names]
     done, outrun, seconds = _derive_and_apply(work, changed, span, router) if changed else ([], set(), {})
@@ -270,6 +271,20 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
         elif any(set(leaves.get(oid, ())) - known for leaves in partitions):
             what = "rows of an unknown partition arrived; it may have been dropped or detached since then"
             work.progress.hold(name, UnreadRows(Strange.PARTITION, what))
+
+
+def _unlist_roots(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> None:
+    """Leave a partitioned table out of points below the next catalog check, if the log has rows of a relation that is
+    not known, was dropped before the receiver read its facts, and had the table's columns. It may have been a partition
+    of the table. The source's table then had these rows until the drop, and the mirror never gets them."""
+    dropped = [shape for shape in span.shapes.values() if shape.forgotten]
+    if not dropped:
+        return
+    known = {oid for record in work.progress for oid in (record.table.oid, *known_leaves(record.table))}
+    columns = [{column.name for column in shape.columns} for shape in dropped if shape.relation_id not in known]
+    # The summaries of batches name the leaves of a table that is published via its root (see _hold_strays).
+    roots = [record.table for record in tables if record.table.partitioned and not record.table.via_root]
+    work.progress.unlist(root.name for root in roots if {column.name for column in root.columns} in columns)
 
 
 def _derive_and_apply(

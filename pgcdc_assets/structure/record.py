@@ -10,7 +10,7 @@ immutable object that is replaced at each change.
 | ``reshaping`` | no | the start and the end of a change of the mirror's structure or folder |
 | ``refused``, ``since_columns``, ``columns``, ``reported`` | no | the catalog check |
 | ``former`` | no: found again at each start | the start of a run, if the table was renamed |
-| ``listed_from`` | no | the catalog check, the copy |
+| ``listed_from`` | no | the catalog check, the copy, the turn |
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class TableRecord:
     moved. The value is the old name."""
     listed_from: Lsn | None = ZERO
     """From this LSN on, it is certain that the source has the table under its present name, and not as a partition.
-    None if this is not known until the next catalog check. Points below this LSN do not list the table, even if its
-    mirror has all rows, because the table may have had another name."""
+    None if this is not known until the next catalog check. Points below this LSN do not list the table, because the
+    table may have had another name, or rows of a partition that its mirror never gets."""
 
     @property
     def followed(self) -> bool:
@@ -129,4 +129,4 @@ class TableRecord:
         """Whether the table is followed, and needs a catalog check before its changes are applied or a point lists
         it."""
         lacks = self.since_columns is not None and self.replay_lsn >= self.since_columns[0] and not self.reshaping
-        return self.followed and (lacks or self.unread is not None)
+        return self.followed and (lacks or self.unread is not None or self.listed_from is None)

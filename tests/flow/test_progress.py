@@ -308,6 +308,20 @@ def test_a_table_that_was_never_in_a_point_enters_a_point_at_its_mirrors_lsn(tmp
         assert _listed(second) == listed
 
 
+def test_partitioned_table_that_changed_after_the_newest_point_waits_for_a_catalog_check(tmp_path: Path) -> None:
+    """A sync applied changes up to LSN 20, and was killed before it published a point. It may have found that rows of a
+    dropped partition are missing."""
+    layout, root = Layout.of(tmp_path), replace(B, partitioned=True)
+    first = both_published(layout, Catalog(OWNER, "p", 180000, (A, B)), Lsn(19))
+    first.states.set(root, TableState.CATCHING_UP, Lsn(19))
+    second = TablesProgress(layout, Catalog(OWNER, "p", 180000, (A, root)), delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    assert second.needs_catalog_check
+    for listed in ({"a"}, {"a", "b"}):
+        second.publish(Lsn(20), RECORDED)
+        assert _listed(second) == listed
+        second.listed_from(Lsn(20))
+
+
 def test_table_renamed_back_is_not_listed_at_the_newest_point(tmp_path: Path) -> None:
     """A sync brought the table up to the newest point's LSN, and was killed before it listed the table. At this LSN the
     table had a different name."""

@@ -59,7 +59,7 @@ LISTS: dict[str, list[Row]] = {
         (16403, "mood", "e", ",", 0, -1, 0, [0], ["16404 910 sad", "16405 911 so so"], None),
         (16404, "comp", "c", ",", 0, -1, 0, [23, 16403], [], "1:23 2:16403"),
     ],
-    pgclass._INDEXES: [(100, True, False, True, ["id"]), (300, True, True, True, ["id", "d"])],
+    pgclass._INDEXES: [(100, True, False, True, ["id"], 501), (300, True, True, True, ["id", "d"], 502)],
     pgclass._LEAVES: [(300, 301), (300, 302)],
     "FROM pg_catalog.pg_publication p WHERE p.pubname": [
         ("p", None, None, [1, 5]), ("q", None, None, [2, 5]), ("p", 100, None, [3, 5]), ("q", None, "public", [4, 5]),
@@ -68,7 +68,6 @@ LISTS: dict[str, list[Row]] = {
     published._PLACES: [(100, 800), (301, 801)],
     tables._ATTACHED: [(301, [[300, 900]]), (302, [[300, 901]])],
     _COMMENTS: [(100, 0, "A table."), (100, 3, "A column.")],
-    tables._KEYS: [(100, 501), (300, 502)],
     tables._DESCRIBING: [(100,), (300,), (301,), (302,)],
     "concat_ws": [("7:1 8:2",)],
 }  # fmt: skip
