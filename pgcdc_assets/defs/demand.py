@@ -41,10 +41,11 @@ class SourceState:
     """The LSN at which a sync in follow mode must end, at the operator's request."""
     published: bool | None = None
     """Whether the WAL above the lake's position contains a published change. None if this is not known."""
-    tables: str = ""
-    """A digest of the tables that the settings select. It is read only if the source has written WAL in which no
-    published change was found, because this WAL may come from a CREATE TABLE. Otherwise it is empty."""
-    tables_changed: bool = False
+    catalog: str = ""
+    """A digest of the source's catalog: of the tables that the settings select, of the published tables, and of their
+    partitions and publications. It is read only if the source has written WAL in which no published change was found,
+    because this WAL may come from a CREATE TABLE. Otherwise it is empty."""
+    catalog_changed: bool = False
     """Whether the digest differs from the digest that an earlier tick stored. True also if no tick has stored one,
     because a table may have been created after the last run read the catalog."""
 
@@ -59,6 +60,8 @@ class Runs:
     """Ids of runs that are queued, starting or running."""
     failures: int = 0
     """The number of sync runs that failed in a row."""
+    succeeded: bool = True
+    """Whether the sync run that ended last was successful. True if no run has ended."""
     why: str = "see the newest run"
     """Why the last of these runs failed, if the lake has recorded the reason."""
     last_ended: float = 0.0
@@ -73,8 +76,8 @@ class Cursor:
     """The time at which the lake's current position was first seen."""
     empty_to: Lsn = ZERO
     """When the slot was last checked, it held no published change up to this LSN."""
-    tables: str = ""
-    """A digest of the tables that the settings selected when a tick last read them."""
+    catalog: str = ""
+    """The digest of the source's catalog (:attr:`SourceState.catalog`) when a tick last read it."""
     told: float = 0.0
     """The time at which an observation of the slot was last recorded."""
     fresh: float = 0.0
@@ -88,7 +91,7 @@ class Cursor:
             data = json.loads(text or "{}")
             lsns = Lsn(int(data["position"])), Lsn(int(data["empty_to"]))
             times = float(data["since"]), float(data["told"]), float(data["fresh"])
-            return cls(lsns[0], times[0], lsns[1], str(data["tables"]), times[1], times[2], str(data["health"]))
+            return cls(lsns[0], times[0], lsns[1], str(data["catalog"]), times[1], times[2], str(data["health"]))
         except MALFORMED:
             return cls()
 
@@ -99,8 +102,8 @@ class Cursor:
         empty_to = state.flush_lsn if state.published is False else self.empty_to
         moved = not self.since or state.position != self.position
         since = state.now if moved else self.since
-        tables = state.tables or self.tables
-        return replace(self, position=state.position, since=since, empty_to=empty_to, tables=tables)
+        catalog = state.catalog or self.catalog
+        return replace(self, position=state.position, since=since, empty_to=empty_to, catalog=catalog)
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,8 @@ def decide(state: SourceState, cursor: Cursor, range_seconds: float) -> Decision
         return Decision(False, why, current=not state.unapplied)
     if state.published:
         return Decision(True, f"changes wait in the slot: the lake is {ahead} bytes of WAL behind the source")
-    if state.tables_changed:
-        return Decision(True, "tables of the source were created, renamed or dropped")
+    if state.catalog_changed:
+        return Decision(True, "tables or publications of the source were created, changed or dropped")
     if ahead >= FOREIGN_WAL_BYTES:
         return Decision(True, f"the source is {ahead} bytes of WAL ahead of the lake")
     if state.published is None and state.now - cursor.since >= range_seconds:

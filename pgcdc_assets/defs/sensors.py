@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import psycopg
 
-from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.catalog import Catalog, relations_of
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.defs.checks import current_health, evaluations, health_digest, news, of_slot
@@ -27,7 +27,7 @@ from pgcdc_assets.defs.sync import SYNC_OP
 from pgcdc_assets.errors import LakeError, PgcdcError, SlotMissing, WrongInstance
 from pgcdc_assets.flow import lock, outcomes
 from pgcdc_assets.project import load_catalog
-from pgcdc_assets.protocol.layouts import CHANGES
+from pgcdc_assets.protocol.layouts import CHANGES, MessageKind
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.source.connect.failures import of_exception
 from pgcdc_assets.source.connect.pluginoptions import Origins, PluginOptions
@@ -59,11 +59,12 @@ FROM pg_replication_slots WHERE slot_name = %s
 """  # noqa: S608  (put together of our own constants)
 
 # Whether the slot holds a committed transaction that changes a published table. If the setting `messages` is not empty,
-# logical messages count, too. The query consumes nothing.
+# logical messages count, too. For a prepared transaction that was received before, a slot with two_phase contains only
+# COMMIT PREPARED. The query consumes nothing.
 _PEEK = f"""
 SELECT EXISTS (
   SELECT FROM pg_logical_slot_peek_binary_changes(%s, %s::text::pg_lsn, NULL, VARIADIC %s::text[])
-  WHERE get_byte(data, 0) IN ({", ".join(str(int(kind)) for kind in CHANGES)}))
+  WHERE get_byte(data, 0) IN ({", ".join(str(int(kind)) for kind in (*CHANGES, MessageKind.COMMIT_PREPARED))}))
 """  # noqa: S608  (put together of our own constants)
 
 
@@ -124,9 +125,9 @@ def _decided(
     runs = _runs(of, context.instance)
     if reason := busy(runs, time.time()):
         return Decision(False, reason), cursor
-    if runs.failures:
-        # The failed run may have been requested for a new table, so the tables are compared again.
-        cursor = replace(cursor, empty_to=ZERO, tables="")
+    if not runs.succeeded:
+        # The run may have been requested for a change of the catalog, so the catalog is compared again.
+        cursor = replace(cursor, empty_to=ZERO, catalog="")
     with source.connection(settings) as conn:
         seen = _source_state(conn, catalog, settings, cursor)
     known, cursor = cursor.empty_to, cursor.seen(seen)
@@ -170,24 +171,28 @@ def _source_state(conn: "SourceConnection", catalog: Catalog, settings: Settings
         return seen
     if published := _published(conn, catalog, flushed, settings):
         return replace(seen, published=published)
-    tables = _selected_tables(conn, settings)
-    return replace(seen, published=published, tables=tables, tables_changed=cursor.tables != tables)
+    digest = _catalog_digest(conn, catalog, settings)
+    return replace(seen, published=published, catalog=digest, catalog_changed=cursor.catalog != digest)
 
 
-def _selected_tables(conn: "SourceConnection", settings: Settings) -> str:
-    """A digest of the existing tables that the settings select, by name and OID."""
+def _catalog_digest(conn: "SourceConnection", catalog: Catalog, settings: Settings) -> str:
+    """A digest of the existing tables that the settings select, and of the catalog's fingerprint of the published
+    tables."""
+    from pgcdc_assets.source.catalog.tables import fingerprint
     from pgcdc_assets.source.setup.selection import meant_tables
 
-    found = sorted(meant_tables(conn, settings.tables).items())
+    found = sorted(meant_tables(conn, settings.tables).items()), fingerprint(conn, sorted(relations_of(catalog.tables)))
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def _to_copy(catalog: Catalog, layout: Layout) -> int:
+    """The number of published tables without a finished copy, except tables that no mirror can contain."""
+    from pgcdc_assets.mirror.delta.mirrorschema import refusal
     from pgcdc_assets.points.states import TableStates
 
-    rows = TableStates(layout).all()
-    states = {name: row.state for name, row in rows.items()}
-    return sum(states.get(table.name) in (None, TableState.COPYING) for table in catalog.tables)
+    states = {name: row.state for name, row in TableStates(layout).all().items()}
+    waiting = [table for table in catalog.tables if states.get(table.name) in (None, TableState.COPYING)]
+    return sum(refusal(table) is None for table in waiting)
 
 
 def _unapplied(log: "ChangeLog", settings: Settings) -> int:
@@ -279,6 +284,7 @@ def _runs(of: Replication, instance: dg.DagsterInstance) -> Runs:
         holder=holder.command if holder else None,
         under_way=[*(run.run_id for run in (*alive, *queued)), *waiting_for_pool(instance, names)],
         failures=len(list(failures)),
+        succeeded=not ended or ended[0].dagster_run.status is dg.DagsterRunStatus.SUCCESS,
         **_why(settings),
         last_ended=(ended[0].end_time or 0.0) if ended else 0.0,
     )

@@ -42,14 +42,14 @@ OLD = Cursor(position=Lsn(0x1000), since=NOW - 60)
             id="little WAL, without published changes",
         ),
         pytest.param(
-            replace(AHEAD, published=False, tables="b", tables_changed=True),
+            replace(AHEAD, published=False, catalog="b", catalog_changed=True),
             FRESH,
             True,
-            "tables of the source",
+            "tables or publications of the source",
             id="a new table of the source",
         ),
         pytest.param(
-            replace(AHEAD, published=True, tables_changed=True, endpos=Lsn(0x1000)),
+            replace(AHEAD, published=True, catalog_changed=True, endpos=Lsn(0x1000)),
             FRESH,
             False,
             "syncs end",
@@ -166,10 +166,10 @@ def test_the_cursor_keeps_the_lsn_up_to_which_the_slot_held_no_published_change(
     assert cursor.seen(replace(AHEAD, flush_lsn=Lsn(0x3000))).empty_to == AHEAD.flush_lsn
 
 
-def test_the_cursor_keeps_the_newest_digest_of_the_selected_tables() -> None:
-    cursor = Cursor().seen(replace(AHEAD, tables="a")).seen(AHEAD)
-    assert cursor.tables == "a"
-    assert cursor.seen(replace(AHEAD, tables="b")).tables == "b"
+def test_the_cursor_keeps_the_newest_digest_of_the_catalog() -> None:
+    cursor = Cursor().seen(replace(AHEAD, catalog="a")).seen(AHEAD)
+    assert cursor.catalog == "a"
+    assert cursor.seen(replace(AHEAD, catalog="b")).catalog == "b"
 
 
 def test_the_cursor_is_unchanged_after_a_text_round_trip() -> None:

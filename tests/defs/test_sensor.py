@@ -3,7 +3,7 @@ new cursor. No test starts a JVM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from pgcdc_assets.core.catalog import Catalog
+from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.defs import runs
 from pgcdc_assets.defs.demand import Cursor
@@ -25,6 +25,7 @@ from pgcdc_assets.defs.sync import sync_job
 from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.flow.lock import lake_lock
 from pgcdc_assets.flow.outcomes import OperationKind, recorded
+from pgcdc_assets.log.extent import complete_to
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
@@ -67,13 +68,17 @@ def catalog(settings: Settings, conn: psycopg.Connection[Any]) -> Catalog:
 
 @pytest.fixture
 def level(settings: Settings, catalog: Catalog, conn: psycopg.Connection[Any]) -> Lsn:
+    return synced(settings, conn, catalog, catalog.tables)
+
+
+def synced(settings: Settings, conn: psycopg.Connection[Any], catalog: Catalog, copied: Sequence[Table]) -> Lsn:
     """Makes the state after a sync: the change log exists, and a consistent point at the slot's position lists the
-    copied table. Returns the LSN of this point."""
+    copied tables. Returns the LSN of this point."""
     start = require_slot(conn, settings.slot).confirmed_flush_lsn
     assert start is not None
     ChangeLog(settings.layout).create(catalog.identity, start, 1)
-    TableStates(settings.layout).set_all(catalog.tables, TableState.CATCHING_UP, start)
-    publish_at(ConsistentPoints(settings.layout), start, {table.name: 0 for table in catalog.tables})
+    TableStates(settings.layout).set_all(copied, TableState.CATCHING_UP, start)
+    publish_at(ConsistentPoints(settings.layout), start, {table.name: 0 for table in copied})
     return start
 
 
@@ -85,12 +90,12 @@ def look(
     return found if isinstance(found, dg.SensorResult) else dg.SensorResult(skip_reason=found)
 
 
-def tables_read(instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]) -> Cursor:
-    """Returns the cursor of a tick that has read the source's tables. A tick reads them only if there is WAL above the
+def catalog_read(instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]) -> Cursor:
+    """Returns the cursor of a tick that has read the source's catalog. A tick reads it only if there is WAL above the
     lake's position, so this function writes some."""
     conn.execute("INSERT INTO public.unpublished VALUES (1)")
     cursor = Cursor.parse(look(instance, settings).cursor)
-    assert cursor.tables
+    assert cursor.catalog
     return cursor
 
 
@@ -135,7 +140,7 @@ def test_sensor_keeps_the_newest_point_of_a_quiet_source_fresh(
         events = [event for event in result.asset_events if isinstance(event, dg.AssetMaterialization)]
         return [(event.asset_key.to_user_string(), event.partition) for event in events], Cursor.parse(result.cursor)
 
-    cursor = tables_read(instance, settings, conn)
+    cursor = catalog_read(instance, settings, conn)
     assert points(cursor)[0] == []
     found, cursor = points(cursor, freshness=freshness)
     assert found == [("pgcdc/consistent_points", key)]
@@ -144,14 +149,26 @@ def test_sensor_keeps_the_newest_point_of_a_quiet_source_fresh(
 
 
 @pytest.mark.usefixtures("level")
-def test_a_new_table_of_a_quiet_source_requests_one_run(
-    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+@pytest.mark.parametrize(
+    "done",
+    [
+        "CREATE TABLE public.wishes (id int PRIMARY KEY)",
+        "ALTER TABLE public.t RENAME id TO number",
+        "CREATE TABLE public.p_2 PARTITION OF public.p FOR VALUES IN (2)",
+        "DROP TABLE public.p_1",
+        "ALTER PUBLICATION {publication} ADD TABLE public.unpublished",
+    ],
+)
+def test_a_change_of_the_catalog_of_a_quiet_source_requests_one_run(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any], done: str
 ) -> None:
-    """The publication does not list the new table yet, so the slot has no change of this table."""
+    """The slot has no change of a published table, because nobody writes rows."""
     settings = settings.changed(tables=("public.*",))
-    first = look(instance, settings, tables_read(instance, settings, conn))
+    conn.execute("CREATE TABLE public.p (id int PRIMARY KEY) PARTITION BY LIST (id)")
+    conn.execute("CREATE TABLE public.p_1 PARTITION OF public.p FOR VALUES IN (1)")
+    first = look(instance, settings, catalog_read(instance, settings, conn))
     assert "no change to a published table" in why(first)
-    conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
+    conn.execute(done.format(publication=settings.publication).encode())
     second = look(instance, settings, Cursor.parse(first.cursor))
     assert second.run_requests
     assert not look(instance, settings, Cursor.parse(second.cursor)).run_requests
@@ -173,22 +190,58 @@ def test_a_table_created_before_a_tick_has_read_the_tables_requests_one_run(
 def test_a_new_table_that_the_setting_tables_does_not_select_requests_no_run(
     instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
 ) -> None:
-    cursor = tables_read(instance, settings, conn)
+    cursor = catalog_read(instance, settings, conn)
     conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
     assert "no change to a published table" in why(look(instance, settings, cursor))
 
 
 @pytest.mark.usefixtures("level")
-def test_a_new_table_requests_another_run_if_the_run_for_it_failed(
-    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
-) -> None:
+@pytest.mark.parametrize(
+    ("status", "again"),
+    [
+        (dg.DagsterRunStatus.FAILURE, True), (dg.DagsterRunStatus.CANCELED, True), (dg.DagsterRunStatus.SUCCESS, False),
+    ],
+)  # fmt: skip
+def test_a_new_table_requests_another_run_if_the_run_for_it_did_not_succeed(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any], status: dg.DagsterRunStatus,
+    again: bool,
+) -> None:  # fmt: skip
     settings = settings.changed(tables=("public.*",))
     conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
     first = look(instance, settings)
     assert first.run_requests
-    job, status = sync_job(Replication(settings)), dg.DagsterRunStatus.FAILURE
+    job = sync_job(Replication(settings))
     instance.create_run_for_job(job, status=status, tags=NAMES.tags)
-    assert look(instance, settings, Cursor.parse(first.cursor)).run_requests
+    assert bool(look(instance, settings, Cursor.parse(first.cursor)).run_requests) is again
+
+
+def test_a_commit_of_a_prepared_transaction_that_was_received_before_requests_a_run(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    """For the commit, the slot contains only COMMIT PREPARED, and no row."""
+    settings = settings.changed(two_phase=True)
+    catalog = setup(settings, str(settings.source)).catalog
+    save_catalog(catalog, CATALOG_FILE)
+    conn.execute("BEGIN; INSERT INTO public.t VALUES (1); PREPARE TRANSACTION 'sensor'")
+    conn.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", [settings.slot])
+    position = synced(settings, conn, catalog, catalog.tables)
+    cursor = catalog_read(instance, settings, conn)
+    assert "no change to a published table" in why(look(instance, settings, cursor))
+    known = complete_to(settings.layout, position)
+    conn.execute("COMMIT PREPARED 'sensor'")
+    assert look(instance, settings, cursor).run_requests
+    assert complete_to(settings.layout, position) == known
+
+
+def test_a_table_that_no_mirror_can_contain_requests_no_run(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any]
+) -> None:
+    settings = settings.changed(tables=("public.t", "public.doubled"))
+    conn.execute('CREATE TABLE public.doubled ("Name" int PRIMARY KEY, name int)')
+    catalog = setup(settings, str(settings.source)).catalog
+    save_catalog(catalog, CATALOG_FILE)
+    synced(settings, conn, catalog, [table for table in catalog.tables if table.name.name != "doubled"])
+    assert why(look(instance, settings, catalog_read(instance, settings, conn)))
 
 
 @pytest.mark.long

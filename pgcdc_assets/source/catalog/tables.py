@@ -210,7 +210,7 @@ class CatalogSnapshot:
             types = {composite.oid for table in tables for composite in table.marks.composites}
             found = conn.execute(_DESCRIBING, {"oids": sorted(oids), "types": sorted(types)}).fetchall()
             relations = tuple(sorted(oid for (oid,) in found))
-            return cls(tables, relations, _fingerprint(conn, relations))
+            return cls(tables, relations, fingerprint(conn, relations))
 
     def shows(self, table: Table) -> bool:
         """Whether ``table``, which may have been read before or after this snapshot, is the same in this snapshot. A
@@ -221,11 +221,12 @@ class CatalogSnapshot:
 
     def is_current(self, conn: psycopg.Connection[Any]) -> bool:
         """Whether nothing that this snapshot shows has changed since. A change that was undone counts as a change."""
-        return _fingerprint(conn, self.relations) == self.fingerprint
+        return fingerprint(conn, self.relations) == self.fingerprint
 
 
-def _fingerprint(conn: psycopg.Connection[Any], relations: Sequence[int]) -> str:
-    """Reads the fingerprint of these relations with one statement, so that all its parts are from one moment."""
+def fingerprint(conn: psycopg.Connection[Any], relations: Sequence[int]) -> str:
+    """Reads a text that differs after each change of these relations in the catalog, and after each change of a
+    partition, enum value or publication. One statement reads it, so that all its parts are from one moment."""
     version = conn.info.server_version
     parts = (
         f"(SELECT {_SUM.format(row)} FROM pg_catalog.{table} WHERE {where})"  # noqa: S608 (texts of our own)
