@@ -78,5 +78,6 @@ def test_source_restored_to_below_the_newest_point_is_refused(
             conn.execute("INSERT INTO t VALUES (%s, 'other than those that were lost', NULL)", [1000 + number])
         foreign(server, beyond=at)
         conn.execute("INSERT INTO t VALUES (2000, 'past the point', NULL)")
-        with pytest.raises(LogAhead, match=f"up to {at} differ.*restored.*at LSN.*teardown --lake"):
-            rig.sync()
+        for _ in range(2):
+            with pytest.raises(LogAhead, match=f"up to {at} differ.*restored.*at LSN.*teardown --lake"):
+                rig.sync()

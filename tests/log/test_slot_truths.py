@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, PgcdcError, SlotAhead, SlotLost
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.receive.batches import Limits
 from tests.fix_postgres import TEST_SETTINGS, fresh_database
-from tests.log.conftest import Source, content, rows, until_event
+from tests.log.conftest import Source, content, eventually, rows, until_event
 from tests.servers import copied, new_server
 
 
@@ -116,21 +118,56 @@ def test_log_ahead_of_a_restored_backup_is_refused(
         source.run(*(f"INSERT INTO a SELECT {number}0000 + g, 'new' FROM generate_series(1, 9000) g"
                      for number in range(3, 9)))  # fmt: skip
         assert source.lsn() > position
-    told = refused(source, log, LogAhead, event="batch" if gone_on else "started")
-    assert gone_on or str(position) in told
-    assert "restored" in told
-    assert "teardown --lake" in told
+    for _ in range(2):
+        told = refused(source, log, LogAhead, event="batch" if gone_on else "started")
+        assert gone_on or str(position) in told
+        assert "restored" in told
+        assert "teardown --lake" in told
 
 
-def test_restored_source_is_refused_if_it_sends_a_transaction_that_the_log_lacks(source: Source) -> None:
+def test_source_with_a_transaction_that_the_log_lacks_is_refused_at_each_run(source: Source) -> None:
     """The log has no transaction between the slot's position and the log's position. If the server sends a transaction
-    of this range, the source has a different history than the log."""
+    of this range, the source has a different history than the log. Only the slot's position shows this, so a refused
+    run does not move the slot."""
+    other, confirmed = _log_with_another_history(source)
+    for _ in range(2):
+        told = refused(source, other, LogAhead, event="batch")
+        assert "differ from those of the source" in told
+        assert source.confirmed(other) == confirmed
+
+
+def test_run_that_ends_before_the_log_is_compared_with_the_source_does_not_move_the_slot(source: Source) -> None:
+    """The log has already reached the LSN at which the run must end, so the run reads nothing from the source."""
+    other, confirmed = _log_with_another_history(source)
+    source.receive(other, other.position())
+    assert source.confirmed(other) == confirmed
+    refused(source, other, LogAhead, event="batch")
+
+
+def _log_with_another_history(source: Source) -> tuple[ChangeLog, Lsn]:
+    """Returns an empty log whose position is above a transaction that its slot still sends, and the position of this
+    slot."""
     log = source.log()
     end = source.run("INSERT INTO a VALUES (1, 'x')")
     other = ChangeLog(Layout.of(source.folder / "other"))
     other.create(log.identity, end, 1)
-    told = refused(source, other, LogAhead, event="batch")
-    assert "differ from those of the source" in told
+    return other, source.confirmed(log)
+
+
+def test_slot_behind_the_log_is_moved_to_its_end_although_the_source_is_idle(source: Source) -> None:
+    """The last confirmation was lost, and no transaction follows. The log is compared with what the server sends again,
+    and its end is then confirmed before the next regular status update."""
+    log = source.log()
+    slot = log.identity.slot
+    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [f"{slot}_old", slot])
+    assert source.confirmed(log) < log.position()
+    receiver = source.receiver(log)
+    until_event(receiver, "started")
+    eventually(lambda: source.confirmed(log) == log.position(), Limits(0, 0).status_seconds)
+    receiver.stop()
 
 
 def test_slot_recreated_under_the_same_name_is_refused(source: Source) -> None:

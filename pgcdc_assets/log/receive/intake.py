@@ -133,11 +133,16 @@ class Intake:
     def in_progress(self) -> TransactionsInProgress:
         return self._blocks.transactions
 
-    def sent(self, wal_end: int) -> None:
-        """Record that the server has sent everything that commits below ``wal_end``."""
-        if self._whole.resend_check is not None and wal_end > self.positions.transform_lsn:
-            self._whole.resend_check.newest_passed()
-        self.positions.passed(wal_end)
+    @property
+    def resend_checked(self) -> bool:
+        """Whether the server has sent everything below the log's end, and it matches the log (:class:`ResendCheck`)."""
+        return self._whole.resend_check is None
+
+    def sent(self, lsn: int) -> None:
+        """Record that the server has sent everything that commits below ``lsn``. Raises LogAhead."""
+        if lsn >= self.positions.transform_lsn:
+            self._whole.end_resend_check()
+        self.positions.passed(lsn)
 
     def take(self, run: FrameRun, *, parallel: bool = False) -> Iterator[Part]:
         """Handle the next frames. Yields, in order, the parts to add to the log. A part is above ``transform_lsn`` and
@@ -196,7 +201,7 @@ class Intake:
         facts = facts_of(overlay.relations, self._describe)
         schema_ids = overlay.promote(self._relations, facts, int(run.sequence[index]))
         held = self.positions.holds(message.commit_lsn)
-        self.positions.passed(message.commit_lsn)
+        self.sent(message.commit_lsn)
         if held or self.positions.is_beyond(message.commit_lsn, message.end_lsn):
             return Dropped(message.xid)
         self._be_sure(transaction, message.end_lsn)
@@ -217,7 +222,7 @@ class Intake:
         known = self._known(run.lsn(index))
         came, overlay = self._blocks.end(message, run, index)
         overlay.pass_on()
-        self.positions.passed(message.prepare_lsn)
+        self.sent(message.prepare_lsn)
         if self.positions.is_beyond(message.prepare_lsn, message.end_lsn):
             return Dropped(message.xid)
         if isinstance(message, StreamPrepare):
@@ -236,9 +241,9 @@ class Intake:
         server sends the COMMIT PREPARED again on a later connection."""
         known = self._known(run.lsn(index))
         transaction, held = known.named(message), self.positions.holds(message.commit_lsn)
-        self.positions.passed(message.commit_lsn)
         if self._whole.resend_check is not None:
             self._whole.resend_check.committed(message.commit_lsn, message.xid, transaction)
+        self.sent(message.commit_lsn)
         if not held and self.positions.is_beyond(message.commit_lsn, message.end_lsn):
             return None
         if transaction is None:
@@ -266,7 +271,7 @@ class Intake:
         if self.positions.goal is not None and not self.positions.goal.allows(message.rollback_end_lsn):
             self.positions.arrived = True
             return None
-        self.positions.passed(message.rollback_end_lsn)
+        self.sent(message.rollback_end_lsn)
         self.positions.reached(message.rollback_end_lsn)
         transaction = known.named(message)
         if transaction is None:

@@ -81,6 +81,7 @@ class Receiver:
         self._announce = announce
         self._extent = extent
         self._clock = SourceClock(conn)
+        self._floor = floor
         self._reported = ReportedPositions(floor)
         facts = CatalogFacts(conn, publications, limits.relations_at_once, self._send_due_status, self._rest)
         self._intake = Intake(
@@ -96,6 +97,8 @@ class Receiver:
         self.left = False
         """Whether :meth:`run` returned because ``leave`` asked for a new connection."""
         self._status_at = self._asked_at = 0.0
+        self._withheld = False
+        """Whether the last status update contained the slot's position, and not the log's."""
         self._silence = Silence(patience, stream.endpoint, stream.at_work, lambda: self._send_status(ask=True))
         self._reported.durable(writer.position)
 
@@ -226,7 +229,8 @@ class Receiver:
         if idle and self._extent is not None and self._batches.settled:
             self._extent.note(self._reported.flush, self._complete())
         moved = self._positions.boundary > self._reported.write
-        if now - self._status_at > (PROGRESS_SECONDS if moved else self._limits.status_seconds):
+        due = now - self._status_at > (PROGRESS_SECONDS if moved else self._limits.status_seconds)
+        if due or (self._withheld and self._intake.resend_checked):
             self._send_status()
         if not self._stopping and self._intake.transaction is None and self._leave(self._complete()):
             self._stopping = self.left = True
@@ -294,8 +298,12 @@ class Receiver:
             self._send_status()
 
     def _send_status(self, *, ask: bool = False) -> None:
-        reported = self._reported
-        reported.received(self._positions.boundary)
+        self._reported.received(self._positions.boundary)
+        # That the slot is behind the log may be the only sign that the source was restored. So the slot is not moved
+        # before the transactions that the server sends again were compared with the log. Otherwise the next run would
+        # find no difference.
+        self._withheld = not self._intake.resend_checked
+        reported = ReportedPositions(self._floor) if self._withheld else self._reported
         self._stream.send_status(reported.write, reported.flush, reported.apply, reply=ask)
         self._status_at = time.monotonic()
         if ask:

@@ -155,8 +155,7 @@ class ResendCheck:
             self._fail(commit_lsn)
 
     def newest_passed(self) -> None:
-        """Called when the server has sent everything below the log's end. Raises LogAhead if the log's newest
-        transaction did not arrive, but should have."""
+        """Raises LogAhead if the log's newest transaction did not arrive, but should have."""
         if self.newest is not None and not self.came:
             self._fail(self.start)
 
@@ -191,7 +190,8 @@ class WholeTransactions:
         self._relations = relations
         self._wanted = wanted
         self.resend_check = resend_check
-        """The check of transactions that the server sends again; None once the stream is past the log's end."""
+        """The check of transactions that the server sends again; None once the server has sent everything below the
+        log's end."""
         self.open: OpenTransaction | None = None
 
     def take(self, run: FrameRun) -> Taken:
@@ -214,12 +214,15 @@ class WholeTransactions:
     def _compare(self, run: FrameRun, before: OpenTransaction | None, first: int) -> None:
         """Check transactions that the server sends again. ``first``: the number of the first frame that is new to the
         log."""
-        if self.resend_check is None:
-            return
-        self.resend_check.compare(run, before)
+        if self.resend_check is not None:
+            self.resend_check.compare(run, before)
         if first < len(run):
+            self.end_resend_check()
+
+    def end_resend_check(self) -> None:
+        """Called when the server has sent everything below the log's end. Raises LogAhead."""
+        if self.resend_check is not None:
             self.resend_check.newest_passed()
-        if self._positions.seen >= self.resend_check.end:
             self.resend_check = None
 
     def _control(self, run: FrameRun) -> dict[int, Lsn]:
