@@ -94,10 +94,13 @@ class Relations(_Versions):
     def see_type(self, oid: int, payload: bytes) -> None:
         self._types[oid] = payload
 
-    def see(self, relation: Relation, payload: bytes, facts: RelationFacts, sequence: int) -> RelationRecord:
-        """Make a Relation message the current message of its table from frame number ``sequence`` on."""
+    def see(
+        self, relation: Relation, payload: bytes, facts: RelationFacts, sequence: int, since: int | None = None
+    ) -> RelationRecord:
+        """Make the Relation message with frame number ``sequence`` the current message of its table. ``since``: the
+        number of the first frame to which it applies, by default ``sequence``."""
         record = self.know(relation, payload, facts)
-        self.add(relation.relation_id, record.schema_id, sequence)
+        self.add(relation.relation_id, record.schema_id, sequence if since is None else since)
         self._came[relation.relation_id] = sequence
         self._undescribed.pop(relation.relation_id, None)
         return record
@@ -107,6 +110,7 @@ class Relations(_Versions):
         not send this message again. The catalog facts are read later: the prepared transaction may lock the table until
         it ends, and the catalog query would wait for this lock. Once another transaction sends rows of the table, the
         table is not locked, and the facts can be read."""
+        self._came[seen.relation.relation_id] = seen.sequence
         self._undescribed[seen.relation.relation_id] = seen
 
     @property
@@ -247,11 +251,10 @@ class Overlay(_Versions):
     def promote(self, into: Relations, facts: Sequence[RelationFacts], sequence: int) -> dict[int, int]:
         """Like :meth:`known_to`, for a transaction that was sent in blocks and whose Stream Commit is frame number
         ``sequence``. The server does not send its Relation messages again. So each of them becomes the current message
-        of its relation, except if the server has since sent a newer message for this relation outside of the
-        transaction."""
+        of its relation, unless the current message was sent later."""
         final, newest = self.known_to(into, facts), self.newest()
         for place, (seen, known) in enumerate(zip(self._seen.values(), facts, strict=True)):
             relation_id = seen.relation.relation_id
             if newest[relation_id] == place and seen.sequence > into.came(relation_id):
-                into.see(seen.relation, seen.payload, known, sequence)
+                into.see(seen.relation, seen.payload, known, seen.sequence, since=sequence)
         return final

@@ -375,16 +375,32 @@ def test_relation_message_of_a_commit_does_not_replace_a_newer_relation_message(
     assert relations.record(final[0]).payload == column("old")[1]
 
 
-def test_relation_message_that_was_sent_last_is_used_after_two_commits() -> None:
-    """Each of two transactions has a Relation message of the same table. The transaction with the later message commits
-    first. Its message stays in use after the second commit, because the server assumes that the last message it sent is
-    used."""
-    relations, one, other = Relations(), Overlay(), Overlay()
-    one.see(*column("one"), 5)
-    other.see(*column("other"), 6)
-    final = other.promote(relations, [FACTS], 10)
-    one.promote(relations, [FACTS], 12)
-    assert in_force(relations, 13) == final[0]
+@pytest.mark.parametrize("commits_first", ["earlier", "later"])
+def test_relation_message_that_was_sent_last_is_used_after_two_commits(commits_first: str) -> None:
+    """Each of two transactions has a Relation message of the same table. After both commits, the message that was sent
+    last is in use, in whichever order the transactions commit, because the server assumes that the last message it sent
+    is used."""
+    relations, earlier, later = Relations(), Overlay(), Overlay()
+    earlier.see(*column("earlier"), 5)
+    later.see(*column("later"), 6)
+    ends = [earlier, later] if commits_first == "earlier" else [later, earlier]
+    for number, overlay in enumerate(ends):
+        overlay.promote(relations, [FACTS], 10 + number)
+    assert relations.in_force(7) == column("later")[1]
+    assert relations.record(in_force(relations, 13)).payload == column("later")[1]
+
+
+def test_relation_message_of_a_commit_does_not_replace_a_newer_one_of_a_prepared_transaction() -> None:
+    """The prepared transaction may still lock the table, so the catalog facts of its Relation message are read
+    later."""
+    relations, overlay = Relations(), Overlay()
+    prepared = Overlay(relations)
+    overlay.see(*column("old"), 5)
+    prepared.see(*column("altered"), 7)
+    prepared.pass_on()
+    overlay.promote(relations, [FACTS], 10)
+    assert relations.in_force(7) == column("altered")[1]
+    assert [seen.sequence for seen in relations.undescribed([7])] == [7]
 
 
 def test_structure_that_is_sent_again_after_a_rollback_gets_its_earlier_schema_id() -> None:
