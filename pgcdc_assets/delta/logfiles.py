@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from pgcdc_assets.core.formats import MALFORMED
@@ -86,20 +86,20 @@ def torn(path: Location, what: str) -> TornLog:
     return TornLog(f"is incomplete: {what}", thing=str(path))
 
 
-def commit_numbers(log: Location) -> list[int]:
-    """The numbers of the commits in the log, ascending. Lists the folder."""
-    return commits_among(entry.name for entry in storage.list_after(log))
+def file_names(log: Location) -> list[str]:
+    """The names of all files of the log. Lists the folder."""
+    return [entry.name for entry in storage.list_after(log)]
 
 
 def commits_among(names: Iterable[str]) -> list[int]:
-    """Like :func:`commit_numbers`, for file names that were already listed."""
+    """The numbers of the commits among these file names, ascending."""
     return sorted(int(match[1]) for name in names if (match := COMMIT.fullmatch(name)))
 
 
 def checkpoint_files(log: Location, upto: int | None = None) -> dict[int, list[Location]]:
     """The files of each complete checkpoint at or below version ``upto``, by version, the newest checkpoint first. A
     checkpoint is complete if all of its parts exist. Lists the folder."""
-    return checkpoints_among((entry.name for entry in storage.list_after(log)), log, upto)
+    return checkpoints_among(file_names(log), log, upto)
 
 
 def checkpoints_among(names: Iterable[str], log: Location, upto: int | None = None) -> dict[int, list[Location]]:
@@ -135,9 +135,15 @@ def whole_commits(log: Location, base: int) -> dict[int, list[Action]]:
     return found
 
 
-def above(log: Location, last: int) -> list[Location]:
-    """All files of a log that belong to versions above ``last``. Lists the folder."""
-    names = (entry.name for entry in storage.list_after(log))
+def left_above(log: Location, last: int, names: Collection[str]) -> list[Location]:
+    """The files that a power cut left above version ``last``, the last complete version. ``names``: the log's files, as
+    they were listed before the commits were read.
+
+    If the commit after ``last`` was missing at that time, another process may have made it since then: a program of the
+    user, or a receiver whose command was killed, and which confirms the commit to the source. So only files that were
+    already listed are returned. If that commit was listed, it is incomplete, and no file above it is valid."""
+    if commit_name(last + 1) in names:
+        names = file_names(log)
     return [log / name for name in names if (match := VERSIONED.match(name)) and int(match[1]) > last]
 
 

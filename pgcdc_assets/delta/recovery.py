@@ -17,10 +17,11 @@ from pgcdc_assets.delta.log import Added, Replay, checkpoint_actions, file_key
 from pgcdc_assets.delta.logfiles import (
     ENGINE,
     Action,
-    above,
     checkpoint_files,
     checksum_of,
-    commit_numbers,
+    commits_among,
+    file_names,
+    left_above,
     put_aside,
     whole_commits,
 )
@@ -48,8 +49,9 @@ def recover(folder: Location, promised: int = -1) -> Recovered:
     durable. ``promised``: a version that is known to be durable. A power cut cannot have damaged it or an older
     version. If one of them is damaged nevertheless, this is not repaired, and opening the table raises an error."""
     log = folder / DELTA_LOG
-    numbers = commit_numbers(log)
-    base, replay, torn = _base(log, promised, frozenset(numbers))
+    names = file_names(log)
+    numbers = frozenset(commits_among(names))
+    base, replay, torn = _base(log, promised, numbers)
     if base < 0 and torn and 0 not in numbers:
         return Recovered(-1, {})
     try:
@@ -59,7 +61,7 @@ def recover(folder: Location, promised: int = -1) -> Recovered:
     last = _with_files(folder, replay, base, kept, promised)
     if last < promised:
         return Recovered(-1, {})
-    aside = put_aside(log, [*above(log, last), *torn])
+    aside = put_aside(log, [*left_above(log, last, names), *torn])
     tail = {number: actions for number, actions in kept.items() if promised < number <= last}
     _forget_checksums(folder, tail)
     storage.settle(foreign_files(folder, tail))

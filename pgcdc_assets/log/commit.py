@@ -20,7 +20,15 @@ from pgcdc_assets.delta.commit import LEADER, fence, replace_files, settle
 from pgcdc_assets.delta.datafile import FileReport, opened_parquet
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import DeltaLog, DeltaVersion
-from pgcdc_assets.delta.logfiles import COMMIT, above, checkpoint_files, commit_numbers, put_aside, whole_commits
+from pgcdc_assets.delta.logfiles import (
+    COMMIT,
+    checkpoint_files,
+    commits_among,
+    file_names,
+    left_above,
+    put_aside,
+    whole_commits,
+)
 from pgcdc_assets.errors import CommitLost, LakeError, LogConflict, LogCorrupt, SetupNeeded
 from pgcdc_assets.log.segment import FILLED_SCHEMA, LOG_SCHEMA, OPTIONAL
 from pgcdc_assets.store import storage
@@ -88,12 +96,13 @@ def recover_log(path: Location) -> tuple[str, ...]:
     checkpoints = checkpoint_files(log)
     torn = [part for parts in checkpoints.values() for part in parts if not _readable(part)]
     base = max((number for number, parts in checkpoints.items() if not set(parts) & set(torn)), default=-1)
-    numbers = commit_numbers(log)
+    names = file_names(log)
+    numbers = commits_among(names)
     if base < 0 and (numbers or torn) and 0 not in numbers:
         # The beginning of the log is missing, or is an unreadable checkpoint. Opening the log reports this.
         return ()
     last = max(whole_commits(log, base), default=base)
-    return put_aside(log, [*above(log, last), *torn])
+    return put_aside(log, [*left_above(log, last, names), *torn])
 
 
 def _readable(checkpoint: Location) -> bool:

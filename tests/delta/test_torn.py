@@ -8,9 +8,12 @@ A *ledger* is a small Delta table to which syncs only append rows, such as the l
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,7 +21,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.core.layout import Layout, Location, commit_name
-from pgcdc_assets.core.lsn import LsnRange
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.checkpoint import make_checkpoint
 from pgcdc_assets.delta.commit import commit_files, settle
@@ -27,14 +30,17 @@ from pgcdc_assets.delta.log import DeltaLog, open_delta
 from pgcdc_assets.delta.logfiles import ASIDE, commit_actions
 from pgcdc_assets.delta.recovery import foreign_files, recover
 from pgcdc_assets.errors import LakeError, LogCorrupt, TornLog
+from pgcdc_assets.log.commit import recover_log
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import OWN_FILE_BYTES
 from pgcdc_assets.points.ledger import AT, Ledger
+from pgcdc_assets.store import storage
 from pgcdc_assets.store.local import path_of
 from pgcdc_assets.store.localfiles import sync_folder
 from tests.deltatables import opened
 from tests.fix_postgres import Database
 from tests.log.durable import Disk
+from tests.log.streams import START, WHO, writer_of
 from tests.mirror.pipeline import Pipeline
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -253,6 +259,64 @@ def test_ledger_continues_without_its_last_commit_if_this_commit_is_damaged(tmp_
     assert again.rows()["n"].to_pylist() == [0, 1]
     again.append([{"n": 7}])
     assert again.rows()["n"].to_pylist() == [0, 1, 7]
+
+
+# Another process commits during a recovery ----------------------------------------------------------
+
+
+class Meanwhile:
+    """Calls ``act`` once, before call number ``call`` of the functions that list a folder or read a file."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, call: int, act: Callable[[], object]) -> None:
+        self._left, self._act = call, act
+        patch.setattr(storage, "list_after", self._after(storage.list_after))
+        patch.setattr(storage, "read", self._after(storage.read))
+
+    @property
+    def done(self) -> bool:
+        return self._left <= 0
+
+    def _after(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self._left -= 1
+            if self._left == 0:
+                self._act()
+            return function(*args, **kwargs)
+
+        return called
+
+
+def test_recovery_of_a_table_keeps_a_commit_that_another_program_makes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of the user may change a mirror's properties, or compact the mirror, at any time."""
+    for call in itertools.count(1):
+        table = Grown(tmp_path / str(call))
+        with monkeypatch.context() as patch:
+            meanwhile = Meanwhile(patch, call, table.append)
+            assert recover(Location.of(table.folder)).aside == ()
+        assert opened(table.folder).number == meanwhile.done
+        if not meanwhile.done:
+            break
+    assert call > 4
+
+
+def test_recovery_of_the_change_log_keeps_a_commit_that_a_receiver_makes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command was killed, and its receiver still finishes its batch. It then confirms the batch to the source, which
+    does not send the batch again."""
+    for call in itertools.count(1):
+        log = ChangeLog(Layout.of(tmp_path / str(call)))
+        log.create(WHO, START, 3)
+        writer, _ = writer_of(log)
+        with monkeypatch.context() as patch:
+            meanwhile = Meanwhile(patch, call, partial(writer.advance, Lsn(START + 100)))
+            assert recover_log(log.path) == ()
+        assert log.position() == START + 100 * meanwhile.done
+        if not meanwhile.done:
+            break
+    assert call > 4
 
 
 # A file of the change log is lost or damaged --------------------------------------------------------
