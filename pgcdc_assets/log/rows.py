@@ -311,21 +311,30 @@ def _with_truncates(run: FrameRun, frames: Ints, relation_id: Ints) -> tuple[Int
 
 def _partitions(run: FrameRun) -> frozenset[tuple[int, int]]:
     """The (root, leaf) OIDs of partitions whose rows are published via the root. Before the first row of a leaf on a
-    connection, the server sends the Relation messages of root and leaf. The row itself has the root's OID."""
-    described, changes = run.at(MessageKind.RELATION), np.flatnonzero(IS_CHANGE[run.kinds])
-    leaves = run.relation_ids(described)
-    found: set[tuple[int, int]] = set()
-    following = np.searchsorted(changes, described)
-    for place in np.unique(following).tolist():
-        group = leaves[following == place].tolist()
-        if place == len(changes):
-            # The row, and with it the root's OID, is in later frames. But the server sends the root's Relation message
-            # right before the leaf's, so the first of these relations is the root.
-            found |= {(group[0], leaf) for leaf in group[1:]}
-        elif IS_ROW[run.kinds[changes[place]]]:
-            root = int(run.relation_ids(changes[place : place + 1])[0])
-            found |= {(root, leaf) for leaf in group if leaf != root}
-    return frozenset(found)
+    connection, the server sends the Relation messages of root and leaf. The leaf's is directly before the row, and the
+    row has the root's OID."""
+    described = run.at(MessageKind.RELATION)
+    before = described[described + 1 < len(run)]
+    # A Relation message whose row the settings exclude stays in ``run``. The next frame in ``run`` may then be a row of
+    # another table, but the numbers of the two frames in the stream are not consecutive.
+    followed = run.sequence[before + 1] - run.sequence[before] == 1
+    before = before[followed & IS_ROW[run.kinds[before + 1]]]
+    pairs = zip(run.relation_ids(before + 1).tolist(), run.relation_ids(before).tolist(), strict=True)
+    return frozenset((root, leaf) for root, leaf in [*pairs, *_partition_at_end(run, described)] if root != leaf)
+
+
+def _partition_at_end(run: FrameRun, described: Ints) -> list[tuple[int, int]]:
+    """The OIDs of root and leaf, if the frames end with the leaf's Relation message. The row, and with it the root's
+    OID, is in later frames. But the Relation message before the leaf's is the root's, with only Type messages between.
+    ``described``: the numbers of the frames with Relation messages."""
+    if len(described) < 2 or described[-1] != len(run) - 1:
+        return []
+    first, last = described[-2:].tolist()
+    consecutive = run.sequence[last] - run.sequence[first] == last - first
+    if not consecutive or (run.kinds[first + 1 : last] != MessageKind.TYPE).any():
+        return []
+    root, leaf = run.relation_ids(described[-2:]).tolist()
+    return [(root, leaf)]
 
 
 def _detach(run: FrameRun, frame: int, index: int, columns: dict[str, Any]) -> None:

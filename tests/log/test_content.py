@@ -5,6 +5,7 @@ from __future__ import annotations
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.protocol.decode import decode
 from pgcdc_assets.protocol.messages import Insert, Update
+from pgcdc_assets.source.connect.pluginoptions import Origins
 from tests.log.conftest import Source, in_each_place, rows
 
 pytestmark = in_each_place
@@ -42,6 +43,22 @@ def test_batch_lists_the_partitions_that_are_published_via_their_root(source: So
     source.receive(log, end)
     told = {root: set(leaves) for batch in log.batches(log.start) for root, leaves in batch.partitions.items()}
     assert told == {oid["r"]: {oid["leaf"], oid["gone"]}}
+
+
+def test_batch_lists_no_partitions_if_the_settings_exclude_the_rows_after_a_relation_message(source: Source) -> None:
+    """The receiver itself excludes replicated transactions with PostgreSQL 14 and 15, and with ``two_phase``. It keeps
+    their Relation messages, because the server sends each only once per connection."""
+    two_phase, name = source.conn.info.server_version >= 160000, source.slot("o")
+    log = source.log(two_phase=two_phase)
+    source.run(
+        f"SELECT pg_replication_origin_create('{name}')", f"SELECT pg_replication_origin_session_setup('{name}')"
+    )
+    source.run("INSERT INTO a VALUES (1, 'replicated')", "SELECT pg_replication_origin_session_reset()")
+    end = source.run("INSERT INTO b VALUES (1, 1)", "INSERT INTO a VALUES (2, 'own')")
+    source.receive(log, end, origin=Origins.NONE, two_phase=two_phase)
+    source.run(f"SELECT pg_replication_origin_drop('{name}')")
+    assert [row["kind"] for row in rows(log)] == ["I", "C", "I", "C"]
+    assert [batch.partitions for batch in log.batches(log.start) if batch.partitions] == []
 
 
 def test_rows_before_and_after_an_alter_have_different_schema_ids(source: Source) -> None:

@@ -36,6 +36,7 @@ from pgcdc_assets.log.rows import Rows, rows_of, tally_of
 from pgcdc_assets.log.segment import FILLED_SCHEMA, check_content, clustered, table_of, write_segment
 from pgcdc_assets.log.streamed import StreamPlace, located
 from pgcdc_assets.log.transactions import OpenTransaction, transaction_after
+from pgcdc_assets.protocol.messages import Type
 from pgcdc_assets.protocol.shape import RelationFacts
 from pgcdc_assets.store.scratch import DraftFile
 from tests.log.streams import (
@@ -44,6 +45,7 @@ from tests.log.streams import (
     begin,
     build,
     commit,
+    describe,
     frame,
     insert,
     message,
@@ -51,7 +53,9 @@ from tests.log.streams import (
     relation,
     run_of,
     stream_abort,
+    truncate,
 )
+from tests.protocol import wire
 
 
 def _rows_in_parts(stream: Stream, cuts: list[int], relations: Relations) -> list[Rows]:
@@ -382,6 +386,76 @@ def test_excluded_message_of_a_transaction_gets_no_ordinal() -> None:
     pending.receive(taken.run, taken.whole, taken.after, 0.0)
     rows = table_of(pending.closed.rows(relations)).cast(FILLED_SCHEMA)
     assert list(zip(rows["kind"].to_pylist(), rows["tx_ordinal"].to_pylist(), strict=True)) == [("M", 0), ("C", 1)]
+
+
+# Partitions that are published via their root --------------------------------------------------------
+
+A, B, ROOT, LEAF = 11, 22, 33, 44
+ROW_OF_A, ROW_OF_B, TYPE = insert(A, b"x"), insert(B, b"x"), wire.message(Type(16390, "public", "mood"))
+FIRST_ROW_OF_A, FIRST_ROW_OF_B = [relation(A, "a"), ROW_OF_A], [relation(B, "b"), ROW_OF_B]
+FIRST_ROW_OF_LEAF = [relation(ROOT, "root"), TYPE, relation(LEAF, "leaf"), insert(ROOT, b"x")]
+"""What the server sends for the first row of a leaf. The type belongs to a column of the leaf."""
+
+
+def _transactions(*contents: list[bytes]) -> list[bytes]:
+    """The frames of transactions with these contents. Each content begins after the transaction's Begin."""
+    payloads: list[bytes] = []
+    for number, content in enumerate(contents, 1):
+        payloads += [begin(100 * number, number), *content, commit(100 * number, 100 * number + 48)]
+    return [frame(payload) for payload in payloads]
+
+
+def _partitions(frames: list[bytes], wanted: MessageFilter, *cuts: int) -> set[tuple[int, int]]:
+    """The partitions that are found if the frames are divided at ``cuts``, and filtered by ``wanted``."""
+    relations = Relations()
+    for relation_id in (A, B, ROOT):
+        describe(relations, relation(relation_id, f"t{relation_id}"), 0)
+    found: set[tuple[int, int]] = set()
+    state: OpenTransaction | None = None
+    for start, end in itertools.pairwise([0, *cuts, len(frames)]):
+        run = wanted.kept(run_of(frames[start:end], start), state)
+        found |= rows_of(run, state, relations).partitions
+        state = transaction_after(run, state)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("replicated", "own"),
+    [
+        (FIRST_ROW_OF_A, FIRST_ROW_OF_B),
+        (FIRST_ROW_OF_A, [ROW_OF_B]),
+        ([*FIRST_ROW_OF_B, *FIRST_ROW_OF_A], [ROW_OF_B]),
+        ([*FIRST_ROW_OF_A, *FIRST_ROW_OF_B], []),
+        (FIRST_ROW_OF_LEAF, [ROW_OF_B]),
+    ],
+)
+def test_relation_message_of_an_excluded_row_makes_no_table_a_partition(
+    replicated: list[bytes], own: list[bytes]
+) -> None:
+    frames = _transactions([origin("elsewhere"), *replicated], own)
+    assert _partitions(frames, MessageFilter((), origins=False)) == set()
+
+
+@pytest.mark.parametrize("before", [[], [message(50, b"x", transactional=True)], [ROW_OF_A]])
+@pytest.mark.parametrize("wanted", [MessageFilter(("*",)), MessageFilter((), origins=False)])
+def test_leaf_is_found_wherever_the_frames_are_divided(wanted: MessageFilter, before: list[bytes]) -> None:
+    frames = _transactions([origin("elsewhere"), *FIRST_ROW_OF_B], [*before, *FIRST_ROW_OF_LEAF])
+    assert _partitions(frames, wanted) == {(ROOT, LEAF)}
+    for cut in range(1, len(frames)):
+        assert _partitions(frames, wanted, cut) == {(ROOT, LEAF)}, cut
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        [[relation(A, "a")], FIRST_ROW_OF_B],
+        [[relation(A, "a")], [ROW_OF_B]],
+        [[relation(A, "a"), *FIRST_ROW_OF_B]],
+        [[relation(A, "a"), relation(B, "b"), truncate([A, B]), ROW_OF_B]],
+    ],
+)
+def test_relation_message_without_a_row_makes_no_table_a_partition(contents: list[list[bytes]]) -> None:
+    assert _partitions(_transactions(*contents), MessageFilter()) == set()
 
 
 @pytest.mark.parametrize(
