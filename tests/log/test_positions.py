@@ -3,6 +3,7 @@ shutdown. A **mark** is an LSN up to which the flow orders the receiver to compl
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.definition import commit_properties, create_table
-from pgcdc_assets.delta.log import open_delta
+from pgcdc_assets.delta.log import Added, open_delta
 from pgcdc_assets.errors import CommitLost, LogConflict
 from pgcdc_assets.log.batch import BatchWriter, Committed, PendingFrames
 from pgcdc_assets.log.commit import LogWriter, shut_out
@@ -34,6 +35,7 @@ from pgcdc_assets.log.extent import complete_to
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.batches import Limits
 from pgcdc_assets.log.receive.messages import ReceiverSettings
+from pgcdc_assets.log.receive.receiver import Receiver
 from pgcdc_assets.store.local import path_of
 from tests.fix_postgres import Database, fresh_database
 from tests.log.conftest import PUBLICATION, SECONDS, Source, content, eventually, rows, until_event
@@ -56,6 +58,32 @@ def test_receiver_does_not_import_pandas(source: Source) -> None:
     assert any("/pyarrow/" in path for path in libraries)
     assert not any("/pandas/" in path for path in libraries)
     receiver.stop()
+
+
+def test_receiver_does_not_keep_the_list_of_the_files_of_the_log(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection may last for days. The memory that it needs must not depend on the size of the log."""
+    log, run = source.log(), Receiver.run
+    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
+    assert log.all_segments()
+    known = files_in_memory()
+    kept: list[Added] = []
+
+    def observed(receiver: Receiver) -> Lsn:
+        kept.extend(file for file in files_in_memory() if not any(file is other for other in known))
+        return run(receiver)
+
+    monkeypatch.setattr(Receiver, "run", observed)
+    source.receive(log, source.run("INSERT INTO a VALUES (2, 'x')"))
+    assert [row["kind"] for row in rows(log)] == ["I", "C", "I", "C"]
+    assert kept == []
+
+
+def files_in_memory() -> list[Added]:
+    """All objects in this process that describe a file of a Delta table."""
+    gc.collect()
+    return [each for each in gc.get_objects() if type(each) is Added]
 
 
 def test_position_above_wal_without_published_changes_is_recorded_then_confirmed(source: Source) -> None:

@@ -85,6 +85,8 @@ class Receiving:
             wanted = MessageFilter(settings.messages, origins=settings.origin == Origins.ANY, encoding=stream.encoding)
             confirmed = require_slot(conn, identity.slot).confirmed_flush_lsn
             resend_check = ResendCheck.of(log, confirmed, origins=wanted.origins)
+            # ``log`` holds the list of the log's files. The connection may last for days, and needs none of them.
+            del log
             if resend_check is not None:
                 # Transactions that the server sends again are compared with those in the log. For this, each must
                 # arrive in one piece, so streaming is off until the stream has passed the log's end.
@@ -99,12 +101,12 @@ class Receiving:
             try:
                 frames, floor = begin(asked, stream, position, start_lsn=start_lsn, drain_bytes=settings.drain_bytes)
                 relations = Relations()
-                writer = BatchWriter(log.path, identity, source.timeline, relations, settings.leader)
+                writer = BatchWriter(layout.change_log, identity, source.timeline, relations, settings.leader)
                 if source.timeline != timeline:
                     # Record the new timeline in the log. check_identity has checked that the log's position is not past
                     # the fork of the timelines.
                     writer.advance(position)
-                folder = PreparedFolder(log.path)
+                folder = PreparedFolder(layout.change_log)
                 if not settings.two_phase:
                     folder.clear()
                 prepared = PreparedTransactions(folder.recover(writer.position)) if settings.two_phase else None
