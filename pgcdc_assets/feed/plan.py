@@ -118,7 +118,8 @@ class Followed:
     table: Table
     """The table with the columns of its snapshot copy, and the columns that were added since the copy."""
     after: Lsn
-    """The table's ``replay_lsn``. Transactions that commit below this LSN are not needed."""
+    """The table's ``replay_lsn``. Transactions that commit below this LSN are not needed, unless the changes of the
+    whole span are derived again."""
     unchanged_from: Lsn | None = None
     """No transaction between this LSN and ``after`` changed the table. None: no such LSN below ``after`` is known."""
 
@@ -134,9 +135,11 @@ class FeedPlan:
     """The LSN at which the table's part of the span begins."""
     unchanged_from: Lsn
     """See :attr:`Followed.unchanged_from`."""
+    replay_lsn: Lsn
+    """See :attr:`Followed.after`."""
     todo: LsnRange | None
     """The range to derive; None if the feed already contains everything. It may be larger than the span of the
-    transform, because only whole files of the feed can be replaced."""
+    transform, because only whole files of the feed can be replaced (:meth:`FeedTable.replaced`)."""
     replaced: tuple[str, ...]
     """Names of the feed's files that the new files replace."""
     relations: frozenset[int]
@@ -163,13 +166,12 @@ def planned(
     plans: list[FeedPlan] = []
     failures: Failures = {}
     for entry in tables:
-        after = min(max(entry.after, span.lsns.start), span.lsns.end)
-        reach = span.part(LsnRange(span.lsns.start if again else after, span.lsns.end))
+        after = span.lsns.start if again else min(max(entry.after, span.lsns.start), span.lsns.end)
+        reach = span.part(LsnRange(after, span.lsns.end))
         mine = placed.get(entry.table.name, _Placed())
         reading = _Reading.of(reach, entry.table, mine, past=again)
         with contained() as failed:
-            unchanged_from = min(after, after if entry.unchanged_from is None else entry.unchanged_from)
-            plan = _plan(feeds, reach, after, unchanged_from, mine, reading, again=again)
+            plan = _plan(feeds, reach, entry, mine, reading, again=again)
             if plan.todo is not None and not reach.lsns.start <= plan.todo.start <= plan.todo.end <= reach.lsns.end:
                 plan = _widened(feeds, span.part(plan.todo), router, entry, plan)
             plans.append(plan)
@@ -179,21 +181,21 @@ def planned(
 
 
 def _plan(
-    feeds: Feeds, reach: LogSpan, after: Lsn, unchanged_from: Lsn, placed: _Placed, reading: _Reading, *, again: bool
+    feeds: Feeds, reach: LogSpan, entry: Followed, placed: _Placed, reading: _Reading, *, again: bool
 ) -> FeedPlan:
     # The feed is opened with all columns of the span's rows. An earlier transform may have derived changes with new
     # columns, and the run may have ended before they were applied. If the feed were opened without these columns,
     # these changes would not match its schema, and would be derived a second time.
     feed = feeds.open(reading.table)
-    start, end = reach.lsns.start, reach.lsns.end
-    if not again and feed.covered.start <= after <= feed.covered.end:
-        start = feed.covered.end
-    todo, replaced = feed.replaced(LsnRange(start, end)) if start < end else (None, ())
+    after, end = reach.lsns.start, reach.lsns.end
+    start = feed.covered.end if not again and feed.covered.start <= after <= feed.covered.end else after
+    todo, replaced = feed.replaced(LsnRange(start, end), reach.log.start) if start < end else (None, ())
     return FeedPlan(
         reading.table,
         feed,
         after,
-        unchanged_from,
+        min(after, after if entry.unchanged_from is None else entry.unchanged_from),
+        entry.after,
         todo,
         replaced,
         frozenset(placed.relations),

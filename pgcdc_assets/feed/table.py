@@ -84,11 +84,14 @@ class DeltaFeed:
         return sweep(self.path, grace)
 
     def forget(self, upto: Lsn) -> int:
-        """Removes the files whose rows are all below ``upto``, the feed's new start. Returns the number of files."""
+        """Removes the files whose rows are all below ``upto``, the feed's new start. Returns the number of files. A
+        feed that covers nothing still covers nothing."""
         old = [file for file, _, high in self._bounds(LsnRange(ZERO, upto)) if high < upto]
         if old:
             covered = self.covered
-            self._write(old, [], LsnRange(max(covered.start, upto), max(covered.end, upto)))
+            if covered.end:
+                covered = LsnRange(max(covered.start, upto), max(covered.end, upto))
+            self._write(old, [], covered)
             self.settle()
         return len(old)
 
@@ -172,29 +175,47 @@ class FeedTable(DeltaFeed):
         """Returns the files that may have rows of the span. These files may also contain other rows."""
         return [feed_file(self.path / file.path, file.size) for file, _, _ in self._bounds(span)]
 
-    def replaced(self, span: LsnRange) -> tuple[LsnRange, tuple[str, ...]]:
+    def replaced(self, span: LsnRange, log_start: Lsn = ZERO) -> tuple[LsnRange, tuple[str, ...]]:
         """Returns the names of the files that must be replaced if the span is derived again, and the span that must
-        then be derived."""
+        then be derived. ``log_start``: :attr:`ChangeLog.start`.
+
+        A file may have rows below the LSN from which the log is known to contain all changes of the table. Such rows
+        are not derived again, so the replacement removes them (see :meth:`commit`)."""
         wider, files = self._replaced(span)
-        return wider, tuple(file.path for file in files)
+        covered = self.covered
+        known = covered.start if covered.start <= span.start <= covered.end else span.start
+        start = max(wider.start, known, min(log_start, span.start))
+        return LsnRange(start, wider.end), tuple(file.path for file in files)
 
     def commit(
-        self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = (), unchanged_from: Lsn | None = None
-    ) -> None:
+        self, files: Sequence[FeedFile], span: LsnRange, replaced: Sequence[str] = (),
+        unchanged_from: Lsn | None = None, replay_lsn: Lsn = ZERO,
+    ) -> None:  # fmt: skip
         """Adds ``files``, the changes of ``span``, and removes the ``replaced`` files, in one Delta commit.
         ``unchanged_from``: no transaction between this LSN and the span changed the mirror, so the covered range may
         begin there. This is not done for a feed that was emptied, because it may lack changes that had no effect on the
-        mirror."""
-        covered = self.covered
-        if unchanged_from is not None and (self._delta is None or covered.end):
-            span = LsnRange(min(span.start, unchanged_from), span.end)
+        mirror. ``replay_lsn``: the mirror's LSN. If the span ends below it, the span is added to the covered range only
+        if it adjoins this range, because readers assume that the feed covers everything up to the mirror's LSN."""
+        covered = self._covered_after(span, replaced, unchanged_from, replay_lsn)
         delta = self._prepared()
-        if span.start <= covered.end and span.end >= covered.start:
-            span = LsnRange(min(covered.start, span.start), max(covered.end, span.end))
         gone = [file for file in delta.files if file.path in replaced]
         passed(FaultPoint.FEED_COMMITTING)
-        self._write(gone, [file.report for file in files], span)
+        self._write(gone, [file.report for file in files], covered)
         passed(FaultPoint.FEED_COMMITTED)
+
+    def _covered_after(
+        self, span: LsnRange, replaced: Sequence[str], unchanged_from: Lsn | None, replay_lsn: Lsn
+    ) -> LsnRange:
+        """Returns the range that the feed covers after :meth:`commit` with these arguments."""
+        covered = self.covered
+        loses_rows = any(low < span.start for file, low, _ in self._bounds(span) if file.path in replaced)
+        if not loses_rows and unchanged_from is not None and (self._delta is None or covered.end):
+            span = LsnRange(min(span.start, unchanged_from), span.end)
+        if span.start <= covered.end and span.end >= covered.start:
+            # If the replaced files have rows below the span, the feed no longer contains these rows.
+            start = span.start if loses_rows else min(covered.start, span.start)
+            return LsnRange(start, max(covered.end, span.end))
+        return span if span.end >= replay_lsn else covered
 
     def end_at(self, position: Lsn) -> None:
         """Removes the changes at or above ``position``, so that they are derived again, for example with new columns.

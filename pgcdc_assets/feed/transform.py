@@ -85,7 +85,8 @@ def _committed(plan: FeedPlan, done: Derived, span_end: Lsn, written: list[Locat
             return FeedPart(plan.table, LsnRange(plan.after, plan.after), (), ended)
         if files or plan.replaced:
             written.append(feed.path)
-            feed.commit(files, LsnRange(min(plan.todo.start, end), end), plan.replaced, plan.unchanged_from)
+            span = LsnRange(min(plan.todo.start, end), end)
+            feed.commit(files, span, plan.replaced, plan.unchanged_from, plan.replay_lsn)
     if ended is not None and ended.lsn >= span_end:
         # The row that cannot be derived is above the span. A later transform will find it again.
         ended = None

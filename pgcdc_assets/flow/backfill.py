@@ -40,7 +40,7 @@ def derive(work: Work, tables: Sequence[TableName], span: LsnRange) -> RangeRepo
         start = span.start if held is None else max(span.start, held.snapshot_lsn)
         end = min(span.end, entry.replay_lsn)
         if start < end:
-            asked.setdefault((LsnRange(start, end), True), []).append(Followed(entry.table, start))
+            asked.setdefault((LsnRange(start, end), True), []).append(Followed(entry.table, entry.replay_lsn))
         if entry.replay_lsn < span.end:
             asked.setdefault((LsnRange(entry.replay_lsn, span.end), False), []).append(
                 Followed(entry.table, entry.replay_lsn, entry.unchanged_from)

@@ -13,10 +13,10 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pgcdc_assets.core.catalog import Column, Identity, Lineage, PgType, Table
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn, LsnRange
+from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.file import FeedWriter
-from pgcdc_assets.feed.schema import feed_schema
+from pgcdc_assets.feed.schema import FeedFile, feed_schema
 from pgcdc_assets.feed.table import FEWEST_MERGED, Feeds
 from pgcdc_assets.store.local import path_of
 from tests.deltatables import reads_of_commits
@@ -27,14 +27,22 @@ WIDE = replace(NARROW, columns=(*NARROW.columns, Column(2, "v", PgType(25, "text
 FILES = 12
 
 
-def _derive(layout: Layout, table: Table, number: int, unchanged_from: Lsn | None = None, **row: Any) -> None:
+def _file(layout: Layout, table: Table, *numbers: int, **row: Any) -> FeedFile:
+    """Writes a file of the feed, with one change per number, at the LSN 10 × number."""
+    writer = FeedWriter(layout.changes(table.name), 0, 2)
+    rows = [{"_pgcdc_op": "insert", "_pgcdc_commit_lsn": 10 * number, "_pgcdc_ordinal": 1, "id": number, **row}
+            for number in numbers]  # fmt: skip
+    writer.write(pa.Table.from_pylist(rows, feed_schema(table)), odd_keys=3 in numbers)
+    return writer.close()
+
+
+def _derive(
+    layout: Layout, table: Table, number: int, unchanged_from: Lsn | None = None, replay_lsn: Lsn = ZERO, **row: Any
+) -> None:
     """Writes the feed rows of one turn. The turn covers the LSNs from 10 × number to 10 × number + 10, and has one
     change, at the lower LSN."""
-    at, feed = 10 * number, Feeds(layout, WHO).open(table)
-    writer = FeedWriter(layout.changes(table.name), 0, 2)
-    values = {"_pgcdc_op": "insert", "_pgcdc_commit_lsn": at, "_pgcdc_ordinal": 1, "id": number, **row}
-    writer.write(pa.Table.from_pylist([values], feed_schema(table)), odd_keys=number == 3)
-    feed.commit([writer.close()], LsnRange(Lsn(at), Lsn(at + 10)), unchanged_from=unchanged_from)
+    at, file = 10 * number, _file(layout, table, number, **row)
+    Feeds(layout, WHO).open(table).commit([file], LsnRange(Lsn(at), Lsn(at + 10)), (), unchanged_from, replay_lsn)
 
 
 @pytest.fixture
@@ -133,3 +141,42 @@ def test_a_feed_also_covers_the_lsns_at_which_its_table_did_not_change(tmp_path:
     assert covered(12, 100) == (100, 130), "after a new copy at LSN 100"
     changed = replace(NARROW, lineage=Lineage(1, 1, 150))
     assert covered(20, 150, changed) == (200, 210), "the feed was emptied, and changes below may be lost"
+
+
+def test_rows_of_a_replaced_file_that_the_log_no_longer_has_leave_the_covered_range(layout: Layout) -> None:
+    feed = Feeds(layout, WHO).open(WIDE)
+    assert feed.compact(Lsn(100)) == 9
+    assert feed.forget(Lsn(35)) == 0
+    assert feed.covered == LsnRange(Lsn(0), Lsn(10 * FILES))
+    wider, gone = feed.replaced(LsnRange(Lsn(40), Lsn(60)), log_start=Lsn(35))
+    assert (wider, len(gone)) == (LsnRange(Lsn(35), Lsn(91)), 1)
+    feed.commit([_file(layout, WIDE, *range(4, 10))], wider, gone)
+    assert [row["id"] for row in _rows(layout)] == list(range(4, FILES))
+    assert Feeds(layout, WHO).open(WIDE).covered == LsnRange(Lsn(35), Lsn(10 * FILES))
+
+
+def test_rows_that_the_log_can_give_again_stay_in_the_covered_range(layout: Layout) -> None:
+    feed = Feeds(layout, WHO).open(WIDE)
+    assert feed.compact(Lsn(100)) == 9
+    wider, gone = feed.replaced(LsnRange(Lsn(40), Lsn(60)), log_start=Lsn(0))
+    assert (wider, len(gone)) == (LsnRange(Lsn(0), Lsn(91)), 1)
+    feed.commit([_file(layout, WIDE, *range(10))], wider, gone)
+    assert Feeds(layout, WHO).open(WIDE).covered == LsnRange(Lsn(0), Lsn(10 * FILES))
+
+
+def test_a_range_below_the_mirrors_lsn_extends_the_covered_range_only_if_the_two_adjoin(tmp_path: Path) -> None:
+    layout = Layout.of(tmp_path)
+
+    def covered(number: int, replay_lsn: int, table: Table = NARROW) -> tuple[int, int]:
+        _derive(layout, table, number, replay_lsn=Lsn(replay_lsn))
+        found = Feeds(layout, WHO).open(table).covered
+        return found.start, found.end
+
+    assert covered(20, 210) == (200, 210)
+    assert covered(5, 210) == (200, 210), "the changes between 60 and 200 are missing"
+    assert covered(19, 210) == (190, 210)
+    changed = replace(NARROW, lineage=Lineage(1, 1, 205))
+    assert covered(15, 210, changed) == (0, 0), "the feed was emptied, and lacks the changes between 160 and 210"
+    assert Feeds(layout, WHO).open(changed).forget(Lsn(180)) == 1
+    assert Feeds(layout, WHO).open(changed).covered == LsnRange(Lsn(0), Lsn(0))
+    assert covered(20, 210, changed) == (200, 210)

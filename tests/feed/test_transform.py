@@ -22,12 +22,14 @@ from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import dataset
 from pgcdc_assets.feed import messages, task
+from pgcdc_assets.feed import table as table_module
 from pgcdc_assets.feed import transform as transform_module
 from pgcdc_assets.feed.events import Route
 from pgcdc_assets.feed.plan import Followed, Place, Router
 from pgcdc_assets.feed.schema import FeedEnd, FeedFile, feed_name, feed_schema
 from pgcdc_assets.feed.task import Derivation, FeedTarget, derive
 from pgcdc_assets.feed.transform import grouped, transform
+from pgcdc_assets.log import upkeep
 from pgcdc_assets.log.reader import ChangeLog, Segment
 from pgcdc_assets.log.span import LogSpan, facts_of
 from pgcdc_assets.mirror.delta import apply
@@ -110,6 +112,62 @@ def test_rows_that_are_in_a_feed_are_derived_again_only_on_request(pipe: Pipelin
     assert not before & names(pipe)
     assert [row["id"] for row in pipe.feed("t")] == [1, 2]
     assert pipe.feeds.open(pipe.tables["t"]).covered == LsnRange(start, end)
+
+
+@pytest.mark.spark
+def test_rows_that_the_log_no_longer_has_leave_the_range_that_a_feed_covers(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the feed has rows on both sides of the log's start. If a range above the start is derived again, this
+    file is replaced, and its rows below the start are lost."""
+    monkeypatch.setattr(table_module, "FEWEST_MERGED", 2)
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
+    pipe.follow("t")
+    ends = [_inserted(pipe, number) for number in (1, 2, 3)]
+    feed = pipe.feeds.open(pipe.tables["t"])
+    assert feed.compact(ends[2]) == 2
+    upkeep.forget(pipe.log, ends[0])
+    assert (pipe.log.start, feed.forget(ends[0])) == (ends[0], 0)
+    _again(pipe, LsnRange(ends[1], ends[2]), ends[2])
+    assert [row["id"] for row in pipe.feed("t")] == [2, 3]
+    assert pipe.feeds.open(pipe.tables["t"]).covered == LsnRange(ends[0], ends[2])
+
+
+@pytest.mark.spark
+def test_a_range_that_is_derived_again_extends_a_feed_only_if_it_adjoins_the_range_that_the_feed_covers(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table left the publication, and was copied again when it was published again. So the log lacks a change
+    between the feed's rows below the copy and its rows above the copy. The rows are then merged into one file."""
+    monkeypatch.setattr(table_module, "FEWEST_MERGED", 2)
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY)")
+    pipe.follow("t")
+    start, before = pipe.replayed["t"], _inserted(pipe, 1)
+    pipe.run("ALTER PUBLICATION p DROP TABLE t", "INSERT INTO t VALUES (2)", "ALTER PUBLICATION p ADD TABLE t")
+    copied = pipe.replayed["t"] = pipe.receive()
+    middle, end = _inserted(pipe, 3), _inserted(pipe, 4)
+    covered = LsnRange(copied, end)
+    feed = pipe.feeds.open(pipe.tables["t"])
+    assert (feed.covered, feed.compact(end)) == (covered, 2)
+    _again(pipe, LsnRange(middle, end), end)
+    assert pipe.feeds.open(pipe.tables["t"]).covered == covered
+    assert [row["id"] for row in pipe.feed("t")] == [3, 4], "a row below the copy may be of another table of this name"
+    _again(pipe, LsnRange(start, before), end)
+    assert [row["id"] for row in pipe.feed("t")] == [1, 3, 4]
+    assert pipe.feeds.open(pipe.tables["t"]).covered == covered
+
+
+def _inserted(pipe: Pipeline, number: int) -> Lsn:
+    """Inserts a row into ``t``, and derives it. Returns the end of the log."""
+    pipe.run(f"INSERT INTO t VALUES ({number})")
+    end = pipe.receive()
+    pipe.derive(end)
+    return end
+
+
+def _again(pipe: Pipeline, span: LsnRange, replay_lsn: Lsn) -> None:
+    followed = [Followed(pipe.tables["t"], replay_lsn)]
+    transform(pipe.spark, LogSpan(pipe.log, span), pipe.feeds, followed, again=True)
 
 
 @pytest.mark.long

@@ -154,7 +154,7 @@ def repair_table(
     if start >= span.end:
         return nothing
     whole, feeds = LsnRange(start, replay_lsn), Feeds(mirrors.layout, mirrors.identity)
-    part = transform(spark, LogSpan(log, whole), feeds, [Followed(table, start)], again=True)[table.name]
+    part = transform(spark, LogSpan(log, whole), feeds, [Followed(table, replay_lsn)], again=True)[table.name]
     if part.ended is not None:
         raise NotRepairable(part.ended.reason, thing=str(table.name), lsn=part.ended.lsn, do=_again(table))
     pending = PendingChanges.of(mirrors.layout, part, whole)
