@@ -29,6 +29,7 @@ from pgcdc_assets.errors import IdentityMismatch, LakeError, UnknownTable, Usage
 from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.table import FeedTable
 from pgcdc_assets.flow.messages import messages_needed
+from pgcdc_assets.flow.requests import verify_request
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.log.upkeep import forget, sweep_log
 from pgcdc_assets.points.ledger import sweep_ledgers
@@ -46,11 +47,13 @@ PRUNE_SECONDS: Final = 600.0
 
 def prune_points(work: Work, now: datetime) -> int:
     """Delete the points that are older than the retention, and thin out the newer points: ``retention.LADDER`` says how
-    many stay. Returns how many points were deleted."""
+    many stay. The point that a running ``verify`` reads stays, however long ``verify`` takes. Returns how many points
+    were deleted."""
     span = min(work.settings.retention, retention.LONGEST_POINTS)
     followed = [entry.table.name for entry in work.progress.followed()]
     oldest = retention.oldest_kept(now, span, retention.GRACE)
-    return work.progress.points.prune(oldest, followed, now)
+    request = verify_request(work.layout)
+    return work.progress.points.prune(oldest, followed, now, in_use=None if request is None else request.lsn)
 
 
 class Thinning:

@@ -9,7 +9,8 @@ to make it. PostgreSQL reports C only after the snapshot is taken, and the mirro
 it. So ``verify`` first places a request without an LSN. The sync then starts no turn. ``verify`` takes its snapshot and
 writes C into the request. The sync's next turn ends exactly at C, and publishes a point there. The request is a locked
 file, so it ends with the process of ``verify``. The sync ignores a request that lasts too long, because ``verify`` may
-hang, or another program may have locked the file.
+hang, or another program may have locked the file. But as long as the request names C, the point at C is not deleted,
+because ``verify`` may read its mirrors for hours.
 """
 
 from __future__ import annotations

@@ -160,15 +160,15 @@ class ConsistentPoints:
             self._listed = _listings(rows) | self._listed
         return self._listed[str(table)]
 
-    def prune(self, oldest: datetime, followed: Iterable[TableName], now: datetime) -> int:
+    def prune(self, oldest: datetime, followed: Iterable[TableName], now: datetime, in_use: Lsn | None = None) -> int:
         """Removes the points older than ``oldest``, and some of the newer points
         (:func:`pgcdc_assets.core.retention.sparse`). Returns the number of removed points. After this, maintenance may
         delete versions that only removed points list.
 
         Keeps the newest point of all. Also keeps, for each followed table, the newest point that lists the table,
-        because the table is complete up to that point.
+        because the table is complete up to that point. ``in_use``: also keeps the points at this LSN.
         """
-        return self._ledger.keep(_Pruning(oldest, {str(name) for name in followed}, now).staying)
+        return self._ledger.keep(_Pruning(oldest, {str(name) for name in followed}, now, in_use).staying)
 
     def versions(self, tables: Iterable[TableName]) -> dict[TableName, frozenset[int]]:
         """Returns the versions of these tables that a point lists. Maintenance must keep them, because readers may read
@@ -191,6 +191,8 @@ class _Pruning:
     wanted: set[str]
     """Tables whose newest listing has not been found yet."""
     now: datetime
+    in_use: Lsn | None
+    """The LSN of points that stay; None if there are none."""
     _newer: int | None = None
     """The time of the oldest point in the file of the previous call, which is the next newer file. None before the
     first call."""
@@ -199,6 +201,8 @@ class _Pruning:
         times = file.rows(AT.name)[AT.name].combine_chunks().cast(pa.int64()).to_numpy()
         stays = (times >= _microseconds(self.oldest)) & sparse(times, self._newer, _microseconds(self.now))
         stays[-1] |= self._newer is None
+        if self.in_use is not None:
+            stays |= file.rows("replay_lsn")["replay_lsn"].to_numpy() == int(self.in_use)
         self._newer = int(times[0])
         if self.wanted:
             last = _last_mentions(file.rows("tables"))

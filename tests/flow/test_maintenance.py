@@ -10,17 +10,23 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.checks.report import TableReport
+from pgcdc_assets.checks.verify import verify
 from pgcdc_assets.core import retention
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.delta.definition import commit_properties
 from pgcdc_assets.delta.log import DeltaLog
 from pgcdc_assets.feed import table
+from pgcdc_assets.flow.boundary import Boundary
 from pgcdc_assets.flow.maintenance import Allowance, Maintenance, MaintenanceReport
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.mirror.delta import compaction
 from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirrors
 from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.project import load_catalog
 from pgcdc_assets.store.local import path_of
 from tests.flow.rig import Rig, T, U, promised, turns
+from tests.projectfiles import CATALOG_FILE
 
 pytestmark = pytest.mark.spark
 
@@ -131,3 +137,31 @@ def test_maintenance_continues_after_an_unreadable_mirror_or_a_mirror_of_another
     report = maintain(rig, days=7)
     assert {name for name, _ in report.failed} == {T}
     assert report.optimized == [], "the mirror of another project is left alone"
+
+
+@pytest.mark.long
+def test_verify_reads_each_mirror_at_its_point_even_if_older_points_are_deleted_meanwhile(rig: Rig) -> None:
+    """After the first table is compared, a sync and a maintenance run. They delete all points except the newest point
+    and the point of the running ``verify``."""
+    rig.setup()
+    rig.sync()
+    left: list[int] = []
+
+    def meanwhile(report: TableReport) -> None:
+        if report.table == T:
+            turns(rig, 2)
+            maintain(rig, days=0)
+            left.append(len(ConsistentPoints(rig.settings.layout).all()))
+
+    def sync_to(lsn: Lsn, max_seconds: float | None) -> None:
+        rig.sync(until=lsn, max_seconds=max_seconds)
+
+    source, catalog = rig.settings.source, load_catalog(CATALOG_FILE)
+    assert source is not None
+    assert catalog is not None
+    boundary = Boundary(rig.settings, source, sync_to, lambda _: None)
+    report = verify(rig.settings, catalog, [T, U], boundary.reach, snapshot=boundary.snapshot, on_table=meanwhile)
+    assert [(table.table, table.reason, table.equal) for table in report.tables] == [(T, None, True), (U, None, True)]
+    assert left == [2]
+    assert maintain(rig, days=0).points == 1
+    assert len(ConsistentPoints(rig.settings.layout).all()) == 1

@@ -171,13 +171,14 @@ def test_points_of_another_format_version_are_refused(layout: Layout) -> None:
     st.integers(0, 10),
     st.sets(st.sampled_from("abcd")),
     st.integers(1, 4),
+    st.none() | st.integers(0, 9),
 )
 @settings(max_examples=30, deadline=None)
-def test_pruning_keeps_recent_points_and_the_last_point_of_each_mirror(
-    lists: list[dict[str, int]], at: int, names: set[str], files: int
+def test_pruning_keeps_recent_points_the_last_point_of_each_mirror_and_a_point_in_use(
+    lists: list[dict[str, int]], at: int, names: set[str], files: int, used: int | None
 ) -> None:
-    """Pruning keeps these points unchanged: the recent points, the newest point, and, for each table that still has a
-    mirror, the last point that lists the table."""
+    """Pruning keeps these points unchanged: the recent points, the newest point, the point in use, and, for each table
+    that still has a mirror, the last point that lists the table."""
     with tempfile.TemporaryDirectory() as folder:
         points = ConsistentPoints(Layout.of(Path(folder)), Merging(most_files=files))
         for number, tables in enumerate(lists):
@@ -186,13 +187,15 @@ def test_pruning_keeps_recent_points_and_the_last_point_of_each_mirror(
         said = {name: points.listing(name) for name in followed}
         oldest = before[at].at if at < len(before) else datetime.now(UTC) + timedelta(days=1)
         now = datetime.now(UTC)
-        gone = points.prune(oldest, followed, now)
+        in_use = None if used is None else Lsn(used)
+        gone = points.prune(oldest, followed, now, in_use)
         after = points.all()
         assert len(after) == len(before) - gone
         last = [max((p.at for p in before if name in p.tables), default=None) for name in followed]
-        assert after == [p for p in before if p.at >= oldest or p is before[-1] or p.at in last]
+        kept = [p for p in before if p.at >= oldest or p is before[-1] or p.at in last or p.replay_lsn == in_use]
+        assert after == kept
         assert {name: ConsistentPoints(Layout.of(Path(folder))).listing(name) for name in followed} == said
-        assert points.prune(oldest, followed, now) == 0
+        assert points.prune(oldest, followed, now, in_use) == 0
         promised = {name for point in after for name in point.tables}
         named = {name: {p.tables[name] for p in after if name in p.tables} for name in promised}
         assert points.versions(named) == named
