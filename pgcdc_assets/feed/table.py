@@ -256,7 +256,7 @@ class FeedTable(DeltaFeed):
         return self._delta
 
     def _fits(self, delta: DeltaVersion) -> bool:
-        if delta.configuration.get(STRUCTURE, "0") != self._table.structure:
+        if not derived_for(delta, self._table):
             return False
         wanted = {field.name: str(field.type) for field in Schema.from_arrow(feed_schema(self._table)).fields}
         return all(wanted.get(field.name) == str(field.type) for field in delta.schema.fields)
@@ -294,6 +294,11 @@ class Feeds:
 def moved_away(layout: Layout, folder: Location) -> None:
     """Moves an unreadable folder into the staging folder, where the next maintenance deletes it."""
     storage.move_folder(folder, layout.staging / uuid.uuid4().hex)
+
+
+def derived_for(delta: DeltaVersion, table: Table) -> bool:
+    """Whether the rows of this version of a feed were derived for the present structure of ``table``."""
+    return delta.configuration.get(STRUCTURE, "0") == table.structure
 
 
 def bounds_of(file: Added, order: str = COMMIT_LSN) -> tuple[int, int]:

@@ -32,9 +32,10 @@ from pgcdc_assets.feed.schema import (
     TRUNCATE,
     UNCHANGED,
     XID,
+    feed_columns,
     feed_name,
 )  # fmt: skip
-from pgcdc_assets.feed.table import bounds_of
+from pgcdc_assets.feed.table import bounds_of, derived_for
 from pgcdc_assets.mirror.delta.mirror import IDENTITY
 from pgcdc_assets.points.points import Point
 from pgcdc_assets.points.states import TableStates
@@ -56,9 +57,9 @@ class ChangeFeed:
     _delta: DeltaVersion | None
 
     @classmethod
-    def at(cls, layout: Layout, name: TableName, mirror: DeltaVersion, owner: str, upto: Lsn) -> Self:
+    def at(cls, layout: Layout, table: Table, mirror: DeltaVersion, owner: str, upto: Lsn) -> Self:
         """``mirror``: the table's mirror at the point. ``owner``: :meth:`Identity.app_id`. ``upto``: the point."""
-        folder = layout.changes(name)
+        name, folder = table.name, layout.changes(table.name)
         copied = Lsn(mirror.positions.get(f"{owner}/snapshot/{name.folder}", 0))
         delta = DeltaLog(folder).newest()
         positions = {} if delta is None else delta.positions
@@ -66,9 +67,11 @@ class ChangeFeed:
         if delta is not None and not end:
             # The feed was emptied, because its rows will be derived again for another structure of the table.
             return cls(name, LsnRange(upto, upto), folder, None)
-        if end < copied:
-            # Nothing was added to the feed since the copy, because the table has not changed since.
-            return cls(name, LsnRange(min(copied, upto), upto), folder, None)
+        if delta is None or end < copied or not derived_for(delta, table):
+            # The feed has no usable row. Either nothing was added to it since the copy, because the table has not
+            # changed since. Or its rows have the columns of another structure: their names and attnums cannot be
+            # related to the table's columns. Above its end, the table has not changed.
+            return cls(name, LsnRange(min(max(copied, end), upto), upto), folder, None)
         return cls(name, LsnRange(min(start, upto), upto), folder, delta)
 
     @property
@@ -81,8 +84,8 @@ class ChangeFeed:
             raise FeedGap(
                 f"lacks the changes between {after} and {self.covered.start}",
                 thing=f"change feed of {self.name}", lsn=after,
-                do="retention deleted them, or the table was copied again; read the whole mirror at a consistent "
-                   "point, then the changes above that point",
+                do="retention deleted them, the structure of the table changed, or the table was copied again; read "
+                   "the whole mirror at a consistent point, then the changes above that point",
             )  # fmt: skip
 
     def rows(self, span: LsnRange, only: pc.Expression | None = None) -> Iterator[pa.Table]:
@@ -159,7 +162,7 @@ class TableAt:
     @cached_property
     def feed(self) -> ChangeFeed:
         owner = self.mirror.configuration.get(IDENTITY, "")
-        return ChangeFeed.at(self.layout, self.name, self.mirror, owner, self.point.replay_lsn)
+        return ChangeFeed.at(self.layout, self.table, self.mirror, owner, self.point.replay_lsn)
 
     def changes(self, after: Lsn) -> Iterator[pa.Table]:
         """The changes at or above ``after`` and below the point, in order. Raises FeedGap if the feed lacks some of
@@ -180,8 +183,9 @@ class TableAt:
 
 
 def _named(attnums: pa.ListArray, table: Table) -> pa.ListArray:
-    """Replaces each attnum by the column's name in the feed."""
-    names = {column.attnum: feed_name(column.name) for column in (*table.descent.former, *table.columns)}
+    """Replaces each attnum by the column's name in the feed, whose rows were derived for this structure of the
+    table."""
+    names = {column.attnum: column.name for column in feed_columns(table)}
     found = pa.array([names.get(attnum, str(attnum)) for attnum in attnums.flatten().to_pylist()], pa.string())
     lengths = pc.fill_null(pc.list_value_length(attnums), 0)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.protocol.text.typed import typed
 from pgcdc_assets.structure.record import TableState
+from pgcdc_assets.structure.successor import successor
 
 OWNER = Identity("7000000000000000001", "shop", "pgcdc")
 NAME = TableName("public", "t")
@@ -40,6 +42,12 @@ T = Table(
 COPIED = Lsn(100)
 INSERT, OLD, UPDATE, DELETE, TRUNCATE = OPS
 Row = Mapping[str, str | None]
+
+
+def renamed(table: Table, **names: str) -> Table:
+    """The table after its columns were renamed, as a catalog check records it. ``names``: new names, by old name."""
+    columns = tuple(replace(column, name=names.get(column.name, column.name)) for column in table.columns)
+    return successor(table, replace(table, columns=columns), COPIED)
 
 
 class OneTable:

@@ -24,7 +24,7 @@ from pgcdc_assets.log.extent import Extent
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store import storage
-from tests.lake.onetable import DELETE, INSERT, NAME, OLD, OWNER, TRUNCATE, UPDATE, OneTable, T
+from tests.lake.onetable import DELETE, INSERT, NAME, OLD, OWNER, TRUNCATE, UPDATE, OneTable, T, renamed
 from tests.memorystore import lake_in_memory
 
 
@@ -182,6 +182,18 @@ def test_history_has_the_lsn_above_which_it_is_complete(tmp_path: Path) -> None:
     at.feeds.open(T).forget(Lsn(200))
     history = at.lake.at().history(NAME, 1)
     assert (history.complete_from, [row[1] for row in changes_in(history)]) == (200, [299])
+
+
+@pytest.mark.parametrize(("names", "key"), [({"v": "tags", "tags": "v"}, 1), ({"id": "ident"}, {"ident": 1})])
+def test_history_lists_no_change_of_an_earlier_structure(tmp_path: Path, names: dict[str, str], key: Any) -> None:
+    """The feed has the names of the earlier structure. A name may belong to another column now, and the key may have
+    another name."""
+    at = OneTable(tmp_path, [{"id": "1"}])
+    at.turn(200, (UPDATE, {"id": "1", "v": "a"}))
+    at.alter(renamed(T, **names))
+    at.publish(300)
+    history = at.lake.at().history(NAME, key)
+    assert (history.complete_from, history.versions.num_rows) == (200, 0)
 
 
 @pytest.mark.parametrize(

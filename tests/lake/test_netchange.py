@@ -28,7 +28,22 @@ from pgcdc_assets.lake import netchange, tableat
 from pgcdc_assets.lake.undo import equals, literal, table_identifier, value_text
 from pgcdc_assets.mirror.delta import rowgroups
 from pgcdc_assets.protocol.text.typed import RAW_TYPE
-from tests.lake.onetable import DELETE, INSERT, INT, NAME, OLD, OWNER, TAGS, TEXT, TIME, TRUNCATE, UPDATE, OneTable, T
+from tests.lake.onetable import (
+    DELETE,
+    INSERT,
+    INT,
+    NAME,
+    OLD,
+    OWNER,
+    TAGS,
+    TEXT,
+    TIME,
+    TRUNCATE,
+    UPDATE,
+    OneTable,
+    T,
+    renamed,
+)
 
 ROWS = [{"id": "1", "v": "one"}, {"id": "2", "v": "two"}, {"id": "3", "v": "three"}]
 
@@ -402,7 +417,7 @@ def test_changes_reports_a_gap_if_the_feed_ends_below_the_lsn_of_a_new_copy(at: 
     mirror = at.lake.at().table_at(NAME).mirror
     positions = {**mirror.positions, f"{OWNER.app_id()}/snapshot/public/t": 350}
     object.__setattr__(mirror, "positions", positions)
-    feed = tableat.ChangeFeed.at(at.layout, NAME, mirror, OWNER.app_id(), Lsn(400))
+    feed = tableat.ChangeFeed.at(at.layout, T, mirror, OWNER.app_id(), Lsn(400))
     assert feed.covered == LsnRange(Lsn(350), Lsn(400))
     with pytest.raises(FeedGap):
         feed.require(Lsn(300))
@@ -416,6 +431,22 @@ def test_changes_reports_a_gap_while_the_feed_is_being_derived_again(at: OneTabl
     with pytest.raises(FeedGap):
         taken(at, 200)
     assert taken(at, 300) == []
+
+
+def test_changes_reports_a_gap_if_the_feed_has_rows_of_an_earlier_structure(at: OneTable) -> None:
+    """The names in the feed are those of the earlier structure, so `_pgcdc_unchanged` cannot name a column that was
+    renamed since."""
+    at.turn(400, (UPDATE, {"id": "1", "_pgcdc_unchanged": [2]}))
+    at.alter(renamed(T, v="w"))
+    at.publish(500)
+    with pytest.raises(FeedGap, match="the structure of the table changed"):
+        taken(at, 300)
+    with pytest.raises(FeedGap):
+        at.lake.undo(NAME, commit_lsn=399)
+    assert taken(at, 400) == [], "the table has not changed since"
+    with pytest.raises(FeedGap):
+        taken(at, 200, upto=300)
+    assert taken(at, 300, upto=300) == []
 
 
 def test_compaction_and_sweep_of_the_feed_do_not_alter_its_changes(tmp_path: Path) -> None:
