@@ -42,7 +42,7 @@ def net_change(before: DeltaVersion, after: DeltaVersion, table: Table) -> pa.Ta
     if table.key:
         key = _key(table, before)
         narrow = [side.narrow([*key, RAW, COMMIT_LSN]) for side in sides]
-        places = _differing(narrow, key, table, known=_structure(before) == _structure(after))
+        places = _differing(narrow, key, table, known=structure_of(before) == structure_of(after))
         rows = [side.rows(at) for side, at in zip(sides, places, strict=True)]
         return _paired(rows, key, table)
     rows = [side.rows(at) for side, at in zip(sides, _moved(sides, table), strict=True)]
@@ -66,7 +66,9 @@ def _columns(of: DeltaVersion) -> list[tuple[str, pa.DataType, str]]:
     return [(column.name, column.type, field.name) for column, field in found if column.name not in NOT_COMPARED]
 
 
-def _structure(of: DeltaVersion) -> str | None:
+def structure_of(of: DeltaVersion) -> str | None:
+    """The text that a mirror's version records of its structure. It differs after each change of columns or
+    partitions."""
     return of.configuration.get(STRUCTURE)
 
 

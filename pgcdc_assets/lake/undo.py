@@ -25,8 +25,8 @@ from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName, quoted
 from pgcdc_assets.errors import LakeError, UsageError
-from pgcdc_assets.feed.schema import COMMIT_LSN, OP, RAW, TRUNCATE, XID, FeedColumn, feed_columns
-from pgcdc_assets.lake.netchange import DELETE, INSERT, NOT_COMPARED, UPDATE, net_change
+from pgcdc_assets.feed.schema import COMMIT_LSN, OP, POSTIMAGE, RAW, TRUNCATE, XID, FeedColumn, feed_columns
+from pgcdc_assets.lake.netchange import DELETE, INSERT, NOT_COMPARED, UPDATE, net_change, structure_of
 from pgcdc_assets.lake.tableat import TableAt, key_scalar, keyed
 from pgcdc_assets.mirror.net.neteffect import key_numbers
 
@@ -58,7 +58,7 @@ def commit_of(at: TableAt, xid: int) -> Lsn:
 def undo_transaction(earlier: TableAt, later: TableAt, commit_lsn: Lsn) -> str:
     """SQL that changes the rows of one transaction back to their state at ``earlier``. ``earlier`` and ``later`` are
     the nearest points before and after the transaction. Raises LakeError if other transactions between these points
-    changed the same rows."""
+    changed the same rows, or if the mirror has lost such rows with a partition."""
     feed, table = later.feed, later.table
     feed.require(earlier.point.replay_lsn)
     parts = [feed.schema.empty_table(), *feed.rows(LsnRange(earlier.point.replay_lsn, later.point.replay_lsn))]
@@ -70,18 +70,34 @@ def undo_transaction(earlier: TableAt, later: TableAt, commit_lsn: Lsn) -> str:
             "contains no change of the transaction to undo", thing=f"change feed of {later.name}", lsn=commit_lsn
         )
     change = net_change(later.mirror, earlier.mirror, table)
-    if others.num_rows:
-        columns = [column for column in feed_columns(table) if column.key]
-        emptied = pc.any(pc.equal(rows[OP], TRUNCATE)).as_py()
+    columns = [column for column in feed_columns(table) if column.key]
+    if columns and not pc.any(pc.equal(rows[OP], TRUNCATE)).as_py():
         keys = [_keys(side, columns) for side in (own, others)]
-        if not columns or emptied or _among(keys[0], keys[1], columns).any():
-            raise LakeError(
-                "other transactions changed the same rows as the one to undo, and no consistent point separates them: "
-                f"the nearest points are {earlier.point.replay_lsn} and {later.point.replay_lsn}",
-                thing=f"table {later.name}", lsn=commit_lsn, do="undo the range between these points instead",
-            )  # fmt: skip
+        # Rows may also differ without a transaction: the mirror loses the rows of a detached partition.
         change = change.filter(pa.array(_among(_images_keys(change, columns), keys[0], columns)))
+        alone = not (_among(keys[0], keys[1], columns).any() or _lost(change, own, columns))
+    else:
+        alone = not others.num_rows and structure_of(earlier.mirror) == structure_of(later.mirror)
+    if not alone:
+        raise LakeError(
+            "other transactions changed the same rows as the one to undo, or partitions were removed, and no "
+            "consistent point separates them: "
+            f"the nearest points are {earlier.point.replay_lsn} and {later.point.replay_lsn}",
+            thing=f"table {later.name}", lsn=commit_lsn, do="undo the range between these points instead",
+        )  # fmt: skip
     return reversal(change, table)
+
+
+def _lost(change: pa.Table, own: pa.Table, columns: list[FeedColumn]) -> bool:
+    """Whether the later point lacks a row that the transaction wrote, although the feed has no later change of the row.
+    ``own``: the transaction's changes, in order."""
+    keys = _keys(own, columns)
+    number = key_numbers(keys, columns)
+    last = np.zeros(int(number.max()) + 1, dtype=np.int64)
+    last[number] = np.arange(len(number))
+    written = keys.take(last).filter(pc.is_in(own[OP].take(last), pa.array([INSERT, POSTIMAGE])))
+    missing = change.filter(pc.equal(change["kind"], INSERT))
+    return bool(_among(_images_keys(missing, columns), written, columns).any())
 
 
 def _with_key(change: pa.Table, key: Mapping[str, Any]) -> pa.Table:

@@ -20,7 +20,7 @@ from pgcdc_assets.delta.datafile import DataFile, FileReport
 from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import OPS, feed_name, feed_schema
 from pgcdc_assets.feed.table import Feeds
-from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, Mirror, Mirrors, create_mirror, structured
 from pgcdc_assets.mirror.delta.mirrorschema import mirror_columns
 from pgcdc_assets.mirror.delta.rowgroups import live_rows
 from pgcdc_assets.points.points import ConsistentPoints
@@ -105,6 +105,11 @@ class OneTable:
     def alter(self, table: Table) -> None:
         """Records that the source's table has another structure. The mirror stays as it is."""
         TableStates(self.layout).set(table, TableState.CATCHING_UP, COPIED)
+
+    def detach(self, *keys: str) -> None:
+        """Deletes rows from the mirror, as if their partition had been detached. The feed gets no change."""
+        mirror = self._mirror.existing
+        commit_change(mirror, FileChange([], self._places(set(keys))), {}, {}, structured(self.table, COPIED))
 
     def publish(self, lsn: int) -> None:
         mirror = self._mirror

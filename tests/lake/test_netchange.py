@@ -324,6 +324,49 @@ def test_undo_of_a_transaction_is_refused_if_another_transaction_changed_the_sam
         at.lake.undo(NAME, commit_lsn=300)
 
 
+def test_undo_of_one_transaction_leaves_the_rows_of_a_detached_partition(tmp_path: Path) -> None:
+    at = OneTable(tmp_path, [{"id": "1", "v": "one"}, {"id": "2", "v": "two"}])
+    at.turn(200, (UPDATE, {"id": "1", "v": "ONE"}), publish=False)
+    at.detach("2")
+    at.publish(200)
+    (only,) = statements(at.lake.undo(NAME, commit_lsn=199))
+    assert only.startswith("UPDATE")
+
+
+def test_undo_of_a_transaction_is_refused_if_the_partition_of_its_rows_was_detached(tmp_path: Path) -> None:
+    at = OneTable(tmp_path, [{"id": "1", "v": "one"}, {"id": "2", "v": "two"}])
+    at.turn(
+        200, (DELETE, {"id": "1"}), (UPDATE, {"id": "2", "v": "TWO"}), (UPDATE, {"id": "2", "v": "2"}), publish=False
+    )
+    at.detach("2")
+    at.publish(200)
+    with pytest.raises(LakeError, match="partitions were removed"):
+        at.lake.undo(NAME, commit_lsn=199)
+
+
+def test_undo_restores_a_row_that_its_transaction_updated_and_then_deleted(tmp_path: Path) -> None:
+    at = OneTable(tmp_path, [{"id": "1", "v": "one"}])
+    at.turn(200, (UPDATE, {"id": "1", "v": "ONE"}), (DELETE, {"id": "1"}))
+    (only,) = statements(at.lake.undo(NAME, commit_lsn=199))
+    assert only.startswith("INSERT")
+
+
+@pytest.mark.parametrize(("key", "change"), [((1,), (TRUNCATE, {})), ((), (DELETE, {"id": "1"}))])
+def test_undo_of_a_transaction_without_keys_is_refused_if_a_partition_was_detached(
+    tmp_path: Path, key: tuple[int, ...], change: tuple[str, dict[str, str]]
+) -> None:
+    """Neither a TRUNCATE nor a table without a key has keys that show which rows the transaction changed."""
+    at = OneTable(tmp_path, [{"id": "1"}, {"id": "2"}], replace(T, key=key))
+    at.turn(200, change)
+    assert "INSERT" in at.lake.undo(NAME, commit_lsn=199)
+    at.turn(300, (INSERT, {"id": "1"}))
+    at.turn(400, change, publish=False)
+    at.detach("2")
+    at.publish(400)
+    with pytest.raises(LakeError, match="partitions were removed"):
+        at.lake.undo(NAME, commit_lsn=399)
+
+
 def test_undo_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1"}])
     with pytest.raises(UsageError, match="undo needs"):
