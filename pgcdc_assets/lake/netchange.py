@@ -23,7 +23,7 @@ from pgcdc_assets.delta.mapping import physical
 from pgcdc_assets.delta.vectors import kept, read_vector
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import COMMIT_LSN, COMMIT_TS, HASH, LEAF, RAW, ROW, FeedColumn
-from pgcdc_assets.mirror.delta.mirror import STRUCTURE
+from pgcdc_assets.mirror.delta.mirror import IDENTITY, STRUCTURE, recorded
 from pgcdc_assets.mirror.delta.rowgroups import MergeTarget, RowGroup
 from pgcdc_assets.mirror.net.neteffect import key_numbers
 
@@ -74,12 +74,22 @@ def structure_of(of: DeltaVersion) -> str | None:
 
 def _key(table: Table, version: DeltaVersion) -> list[str]:
     """The names of the key's columns in a version of the mirror. They may differ from the current names."""
-    columns, held = (*table.descent.former, *table.columns), set(version.columns.names)
-    names = {column.attnum: column.name for column in columns if column.name in held}
-    if not names.keys() >= set(table.key):
+    names = _names(table, version)
+    found = [names[attnum] for attnum in table.key if names.get(attnum) in version.columns.names]
+    if len(found) < len(table.key):
         raise LakeError(f"the names that its key columns had in version {version.number} are not known",
                         thing=f"mirror {table.name}", do="use newer points")  # fmt: skip
-    return [names[attnum] for attnum in table.key]
+    return found
+
+
+def _names(table: Table, version: DeltaVersion) -> dict[int, str]:
+    """The names that the table's columns had in a version of the mirror, by attnum. A version that records no structure
+    has the names of the copy."""
+    copy = version.positions.get(f"{version.configuration.get(IDENTITY, '')}/snapshot/{table.name.folder}")
+    if (then := recorded(version, copy)) is not None:
+        return {column.attnum: column.name for column in then.columns}
+    # The former columns are in the order of their changes, so a column's first entry has its name at the copy.
+    return {column.attnum: column.name for column in reversed((*table.descent.former, *table.columns))}
 
 
 class _Side:

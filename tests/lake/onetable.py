@@ -107,7 +107,8 @@ class OneTable:
         TableStates(self.layout).set(table, TableState.CATCHING_UP, COPIED)
 
     def detach(self, *keys: str) -> None:
-        """Deletes rows from the mirror, as if their partition had been detached. The feed gets no change."""
+        """Deletes rows from the mirror, as if their partition had been detached: the same commit records the structure.
+        The feed gets no change."""
         mirror = self._mirror.existing
         commit_change(mirror, FileChange([], self._places(set(keys))), {}, {}, structured(self.table, COPIED))
 

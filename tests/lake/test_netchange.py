@@ -156,6 +156,25 @@ def test_diff_compares_rows_by_value_if_the_structure_changed_between_the_points
     assert changed_rows(netchange.net_change(before, reshaped, T)) == [("update", (1, "one"), (1, "ONE"))]
 
 
+def test_diff_pairs_rows_by_the_key_although_another_column_had_its_present_name(tmp_path: Path) -> None:
+    table = replace(T, key=(2,))
+    at = OneTable(tmp_path, [{"id": "1", "v": "key"}], table)
+    at.turn(200, (OLD, {"id": "1", "v": "key"}), (UPDATE, {"id": "2", "v": "key"}))
+    for now in (renamed(renamed(table, id="c"), v="id"), renamed(table, id="v", v="id")):
+        at.alter(now)
+        assert at.lake.diff(NAME, 100, 200)["kind"].to_pylist() == ["update"]
+
+
+def test_diff_takes_the_name_of_the_key_from_the_structure_that_the_mirror_records(tmp_path: Path) -> None:
+    then = replace(renamed(T, id="c", v="id"), key=(2,))
+    at = OneTable(tmp_path, [{"id": "key", "c": "1"}], then)
+    at.detach()
+    at.publish(150)
+    at.turn(200, (UPDATE, {"id": "key", "c": "2"}))
+    at.alter(renamed(then, id="c", c="id"))
+    assert at.lake.diff(NAME, 150, 200)["kind"].to_pylist() == ["update"]
+
+
 def version(at: OneTable, lsn: int | None = None) -> DeltaVersion:
     return at.lake.at(lsn).table_at(NAME).mirror
 

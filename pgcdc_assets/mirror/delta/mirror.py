@@ -56,6 +56,17 @@ def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
     return {SOURCE_OID: str(table.oid), STRUCTURE: json.dumps(told)}
 
 
+def recorded(version: DeltaVersion, copy: int | None) -> Table | None:
+    """The source table with the name and structure that this version of a mirror has; None if neither has changed since
+    the copy. ``copy``: the LSN of the copy that the version holds."""
+    told = version.configuration.get(STRUCTURE)
+    if told is None:
+        return None
+    with reading(f"property {STRUCTURE} of mirror {version.folder}"):
+        found = json.loads(told)
+        return Table.from_json(found["table"]) if found["copy"] == copy else None
+
+
 def create_mirror(path: Location, schema: pa.Schema, properties: Mapping[str, str], root: Location) -> None:
     """Create a mirror without rows. It is durable when this returns, with its folders up to the lake's ``root``."""
     if open_delta(path) is None:
@@ -212,12 +223,7 @@ class Mirror:
     def followed(self) -> Table | None:
         """The source table with the name and structure that the mirror has; None if neither has changed since the
         copy."""
-        told = None if self.delta is None else self.delta.configuration.get(STRUCTURE)
-        if told is None:
-            return None
-        with reading(f"property {STRUCTURE} of mirror {self.path}"):
-            found = json.loads(told)
-            return Table.from_json(found["table"]) if found["copy"] == self.snapshot_lsn else None
+        return None if self.delta is None else recorded(self.delta, self.snapshot_lsn)
 
     @property
     def oid(self) -> int | None:
