@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from threading import Lock
 
 import pytest
 from deltalake.exceptions import DeltaError
@@ -157,13 +158,15 @@ def test_a_table_is_not_set_aside_if_another_writer_commits_first(
     attempts."""
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")
     pipe.follow("t, u")
-    left = [times]
+    left, one_at_a_time = [times], Lock()
 
     def meanwhile(point: FaultPoint) -> None:
+        """The tables t and u are committed in different threads. Both call this."""
         passed(point)
-        if point in (FaultPoint.LINK_COMMITTING, FaultPoint.MERGE_COMMITTING) and left[0] > 0:
-            left[0] -= 1
-            commit(pipe.mirror("t").path, [], "append", {f"other-{point}": times - left[0]})
+        with one_at_a_time:
+            if point in (FaultPoint.LINK_COMMITTING, FaultPoint.MERGE_COMMITTING) and left[0] > 0:
+                left[0] -= 1
+                commit(pipe.mirror("t").path, [], "append", {f"other-{point}": times - left[0]})
 
     monkeypatch.setattr(tableplan, "passed", meanwhile)
     for change in ("INSERT INTO {} VALUES (1, 'a'), (2, 'b')", "UPDATE {} SET v = 'c' WHERE id = 2"):
