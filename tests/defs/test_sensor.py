@@ -99,6 +99,13 @@ def catalog_read(instance: dg.DagsterInstance, settings: Settings, conn: psycopg
     return cursor
 
 
+def requests_one_run(instance: dg.DagsterInstance, settings: Settings, cursor: Cursor | None = None) -> None:
+    """Checks that a tick with this cursor requests a run, and that the tick after it requests none."""
+    first = look(instance, settings, cursor)
+    assert first.run_requests
+    assert not look(instance, settings, Cursor.parse(first.cursor)).run_requests
+
+
 def why(result: dg.SensorResult) -> str:
     assert not result.run_requests
     assert result.skip_reason is not None
@@ -169,9 +176,7 @@ def test_a_change_of_the_catalog_of_a_quiet_source_requests_one_run(
     first = look(instance, settings, catalog_read(instance, settings, conn))
     assert "no change to a published table" in why(first)
     conn.execute(done.format(publication=settings.publication).encode())
-    second = look(instance, settings, Cursor.parse(first.cursor))
-    assert second.run_requests
-    assert not look(instance, settings, Cursor.parse(second.cursor)).run_requests
+    requests_one_run(instance, settings, Cursor.parse(first.cursor))
 
 
 @pytest.mark.usefixtures("level")
@@ -181,9 +186,7 @@ def test_a_table_created_before_a_tick_has_read_the_tables_requests_one_run(
     """The last run may have read the catalog before the table was created."""
     settings = settings.changed(tables=("public.*",))
     conn.execute("CREATE TABLE public.wishes (id int PRIMARY KEY)")
-    first = look(instance, settings)
-    assert first.run_requests
-    assert not look(instance, settings, Cursor.parse(first.cursor)).run_requests
+    requests_one_run(instance, settings)
 
 
 @pytest.mark.usefixtures("level")

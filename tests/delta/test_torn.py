@@ -264,7 +264,7 @@ def test_ledger_continues_without_its_last_commit_if_this_commit_is_damaged(tmp_
 # Another process commits during a recovery ----------------------------------------------------------
 
 
-class Meanwhile:
+class ActsBetweenReads:
     """Calls ``act`` once, before call number ``call`` of the functions that list a folder or read a file."""
 
     def __init__(self, patch: pytest.MonkeyPatch, call: int, act: Callable[[], object]) -> None:
@@ -286,22 +286,22 @@ class Meanwhile:
         return called
 
 
-def test_recovery_of_a_table_keeps_a_commit_that_another_program_makes_meanwhile(
+def test_recovery_of_a_table_keeps_a_commit_that_another_program_makes_during_the_recovery(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program of the user may change a mirror's properties, or compact the mirror, at any time."""
     for call in itertools.count(1):
         table = Grown(tmp_path / str(call))
         with monkeypatch.context() as patch:
-            meanwhile = Meanwhile(patch, call, table.append)
+            other = ActsBetweenReads(patch, call, table.append)
             assert recover(Location.of(table.folder)).aside == ()
-        assert opened(table.folder).number == meanwhile.done
-        if not meanwhile.done:
+        assert opened(table.folder).number == other.done
+        if not other.done:
             break
     assert call > 4
 
 
-def test_recovery_of_the_change_log_keeps_a_commit_that_a_receiver_makes_meanwhile(
+def test_recovery_of_the_change_log_keeps_a_commit_that_a_receiver_makes_during_the_recovery(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command was killed, and its receiver still finishes its batch. It then confirms the batch to the source, which
@@ -311,10 +311,10 @@ def test_recovery_of_the_change_log_keeps_a_commit_that_a_receiver_makes_meanwhi
         log.create(WHO, START, 3)
         writer, _ = writer_of(log)
         with monkeypatch.context() as patch:
-            meanwhile = Meanwhile(patch, call, partial(writer.advance, Lsn(START + 100)))
+            other = ActsBetweenReads(patch, call, partial(writer.advance, Lsn(START + 100)))
             assert recover_log(log.path) == ()
-        assert log.position() == START + 100 * meanwhile.done
-        if not meanwhile.done:
+        assert log.position() == START + 100 * other.done
+        if not other.done:
             break
     assert call > 4
 

@@ -140,14 +140,14 @@ def test_maintenance_continues_after_an_unreadable_mirror_or_a_mirror_of_another
 
 
 @pytest.mark.long
-def test_verify_reads_each_mirror_at_its_point_even_if_older_points_are_deleted_meanwhile(rig: Rig) -> None:
+def test_verify_reads_each_mirror_at_its_point_even_if_older_points_are_deleted_before_verify_ends(rig: Rig) -> None:
     """After the first table is compared, a sync and a maintenance run. They delete all points except the newest point
     and the point of the running ``verify``."""
     rig.setup()
     rig.sync()
     left: list[int] = []
 
-    def meanwhile(report: TableReport) -> None:
+    def after_the_first_table(report: TableReport) -> None:
         if report.table == T:
             turns(rig, 2)
             maintain(rig, days=0)
@@ -160,7 +160,9 @@ def test_verify_reads_each_mirror_at_its_point_even_if_older_points_are_deleted_
     assert source is not None
     assert catalog is not None
     boundary = Boundary(rig.settings, source, sync_to, lambda _: None)
-    report = verify(rig.settings, catalog, [T, U], boundary.reach, snapshot=boundary.snapshot, on_table=meanwhile)
+    report = verify(
+        rig.settings, catalog, [T, U], boundary.reach, snapshot=boundary.snapshot, on_table=after_the_first_table
+    )
     assert [(table.table, table.reason, table.equal) for table in report.tables] == [(T, None, True), (U, None, True)]
     assert left == [2]
     assert maintain(rig, days=0).points == 1

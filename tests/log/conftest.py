@@ -140,6 +140,16 @@ class Source:
     def confirmed(self, log: ChangeLog) -> Lsn:
         return Lsn.parse(self.slot_row(log, "confirmed_flush_lsn"))
 
+    @contextmanager
+    def slot_set_back(self, log: ChangeLog) -> Iterator[None]:
+        """After the block, the log's slot is as it was before the block. A crash of the source has the same effect,
+        because PostgreSQL does not write confirmations to disk at once."""
+        slot, copied = log.identity.slot, "SELECT pg_copy_logical_replication_slot(%s, %s)"
+        self.conn.execute(copied, [slot, f"{slot}_old"])
+        yield
+        self.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+        self.conn.execute(copied, [f"{slot}_old", slot])
+
 
 in_each_place = pytest.mark.parametrize(
     "place", ["folder", pytest.param("bucket", marks=[pytest.mark.long, pytest.mark.timeout(900)])], indirect=True

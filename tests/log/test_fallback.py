@@ -142,13 +142,10 @@ def test_restored_source_is_refused_if_it_streams_a_transaction_that_the_log_lac
     """The server sends a large transaction that the log does not have, although the transaction's commit is below the
     log's position."""
     source, log = twins.source, twins.streamed.log
-    slot = log.identity.slot
-    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
-    twins.streamed.receive(source.run("BEGIN", many(1), many(1001), "COMMIT"))
-    with_other = source.run("BEGIN", many(5001), many(6001), "COMMIT")
-    # Set the slot back, and move the log's position above the second transaction, which the log does not have.
-    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
-    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [f"{slot}_old", slot])
+    with source.slot_set_back(log):
+        twins.streamed.receive(source.run("BEGIN", many(1), many(1001), "COMMIT"))
+        with_other = source.run("BEGIN", many(5001), many(6001), "COMMIT")
+    # Move the log's position above the second transaction, which the log does not have.
     _move(twins, with_other)
     for _ in range(2):
         receiver = twins.streamed.start()

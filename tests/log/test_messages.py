@@ -64,13 +64,12 @@ def test_messages_that_a_slot_behind_the_log_resends_are_stored_once(source: Sou
     """A slot is behind its log if the receiver was killed after it committed a batch and before it confirmed the batch.
     The test replaces the slot by a copy that was made before the batch."""
     log = source.log()
-    held = source.slot("held")
-    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
-    source.run(BETWEEN.format("one"), "INSERT INTO a VALUES (1, 'x')", INSIDE.format("two"), BETWEEN.format("three"))
-    source.receive(log, source.lsn())
-    assert stored_prefixes(log) == ["one", "two", "three"]
-    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [log.identity.slot])
-    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
+    with source.slot_set_back(log):
+        source.run(
+            BETWEEN.format("one"), "INSERT INTO a VALUES (1, 'x')", INSIDE.format("two"), BETWEEN.format("three")
+        )
+        source.receive(log, source.lsn())
+        assert stored_prefixes(log) == ["one", "two", "three"]
     source.run(BETWEEN.format("four"))
     source.receive(log, source.lsn())
     assert stored_prefixes(log) == ["one", "two", "three", "four"]
@@ -85,16 +84,13 @@ def test_messages_setting_may_change_while_the_slot_is_behind_the_log(
     """If the server sends a transaction again, the receiver compares it with the log. The comparison ignores logical
     messages that are only in the log or only in the transaction that was sent again."""
     log = source.log()
-    held = source.slot("held")
-    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [log.identity.slot, held])
-    ended = source.run("INSERT INTO a VALUES (1, 'x')", INSIDE.format("one"), INSIDE.format("two"))
-    # A run may end below its goal, because the server may have nothing to send for the last WAL below the goal.
-    while log.position() < ended:
-        source.run("INSERT INTO foreign_table VALUES (1, 'x')")
-        source.receive(log, source.lsn(), messages=first)
-    before = stored_prefixes(log)
-    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [log.identity.slot])
-    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [held, log.identity.slot])
+    with source.slot_set_back(log):
+        ended = source.run("INSERT INTO a VALUES (1, 'x')", INSIDE.format("one"), INSIDE.format("two"))
+        # A run may end below its goal, because the server may have nothing to send for the last WAL below the goal.
+        while log.position() < ended:
+            source.run("INSERT INTO foreign_table VALUES (1, 'x')")
+            source.receive(log, source.lsn(), messages=first)
+        before = stored_prefixes(log)
     source.run(INSIDE.format("two"), INSIDE.format("one"), "INSERT INTO a VALUES (2, 'x')")
     source.receive(log, source.lsn(), messages=second)
     # Messages below the log's position are not added, even if only the second setting includes their prefix.

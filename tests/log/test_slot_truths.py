@@ -158,11 +158,8 @@ def test_slot_behind_the_log_is_moved_to_its_end_although_the_source_is_idle(sou
     """The last confirmation was lost, and no transaction follows. The log is compared with what the server sends again,
     and its end is then confirmed before the next regular status update."""
     log = source.log()
-    slot = log.identity.slot
-    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [slot, f"{slot}_old"])
-    source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
-    source.conn.execute("SELECT pg_drop_replication_slot(%s)", [slot])
-    source.conn.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [f"{slot}_old", slot])
+    with source.slot_set_back(log):
+        source.receive(log, source.run("INSERT INTO a VALUES (1, 'x')"))
     assert source.confirmed(log) < log.position()
     receiver = source.receiver(log)
     until_event(receiver, "started")
