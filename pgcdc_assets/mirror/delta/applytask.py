@@ -177,7 +177,9 @@ class PendingChanges:
         if not self.part.truncates:
             return ()
         names = [OP, COMMIT_LSN, *([LEAF] if self.table.partitioned else [])]
-        events = read_events(self.table, self.paths, self.span, names)
+        # Files without truncates may be large, and this function runs in the driver.
+        paths = [path for file, path in zip(self.files, self.paths, strict=True) if TRUNCATE in file.facts.counts]
+        events = read_events(self.table, paths, self.span, names)
         events = events.filter(pc.equal(events[OP], TRUNCATE))
         if not self.table.partitioned:
             return (None,) if events.num_rows else ()
