@@ -94,6 +94,12 @@ CASES = {
         ),
         (2, 0, 3),
     ),
+    "spaced_bag": Case(
+        ('CREATE TABLE spaced_bag ("a b" text, n int)', "ALTER TABLE spaced_bag REPLICA IDENTITY FULL"),
+        "INSERT INTO spaced_bag VALUES ('a', 1), ('a', 1), (NULL, 2)",
+        (("DELETE FROM spaced_bag WHERE ctid = (SELECT min(ctid) FROM spaced_bag WHERE n = 1)",),),
+        (0, 0, 1),
+    ),
     "wiped_bag": Case(
         ("CREATE TABLE wiped_bag (v text, n int)", "ALTER TABLE wiped_bag REPLICA IDENTITY FULL"),
         "INSERT INTO wiped_bag VALUES ('a', 1), ('a', 1)",

@@ -1,11 +1,11 @@
 """Spark tasks of an apply: how the changes of a table are divided into units, and what a task does with a unit. A unit
-has all changes of a table, or the changes of one bucket of keys (keys whose hash has the same remainder). A task writes
-the rows to add to a new file of the mirror, and returns the rows to delete by file and position. The driver commits
-both. Imported by Spark's workers, so it must not import Spark."""
+has all changes of a table, the changes of one bucket of keys (keys whose hash has the same remainder), or one file of
+inserts. A task writes the rows to add to a new file of the mirror, and returns the rows to delete by file and position.
+The driver commits both. Imported by Spark's workers, so it must not import Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -58,6 +58,8 @@ class Collapsing:
     arrivals: tuple[Location, ...] = ()
     """More feed files, if a table's work is divided into units. They contain the new rows of updates that changed the
     key. The old rows may be in files of other units."""
+    inserts: bool = False
+    """Whether the unit has only inserts of rows that the mirror does not have. Then no rows are compared."""
     masked: tuple[int, ...] = ()
     """The attnums of columns for which at least one value was not sent (unchanged TOAST)."""
     leaves: tuple[str, ...] = ()
@@ -91,6 +93,8 @@ def _effect(unit: Collapsing) -> Effect:
 
 
 def _merged(unit: Collapsing, write: Write) -> Effect:
+    if unit.inserts:
+        return _inserted(unit, write)
     events = after_truncates(_events(unit))
     columns = feed_columns(unit.table)
     if unit.table.multiset:
@@ -101,6 +105,23 @@ def _merged(unit: Collapsing, write: Write) -> Effect:
     else:
         rows = collapse(events, columns, unit.masked)
     return merge_keyed(unit.target, rows, columns, unit.masked, unit.leaves, write)
+
+
+def _inserted(unit: Collapsing, write: Write) -> Effect:
+    """Write all rows of a unit that has only inserts, one row group of the feed at a time, because such a unit may have
+    any number of rows."""
+    count = 0
+    for rows in _row_groups(unit):
+        write(rows)
+        count += rows.num_rows
+    return Effect(inserted=count)
+
+
+def _row_groups(unit: Collapsing) -> Iterator[pa.Table]:
+    data = dataset(unit.files, feed_schema(unit.table))
+    for fragment in data.get_fragments():
+        for group in fragment.split_by_row_group():
+            yield group.to_table(schema=data.schema, columns=_needed(data.schema), filter=_committed(unit.span))
 
 
 def _events(unit: Collapsing) -> pa.Table:
@@ -126,15 +147,23 @@ def _write(file: DataFile, target: MergeTarget, rows: pa.Table) -> None:
 
 def _none(unit: Collapsing) -> pa.Table:
     schema = feed_schema(unit.table)
-    return schema.empty_table().select([name for name in schema.names if name not in _OF_FEEDS])
+    return schema.empty_table().select(_needed(schema))
 
 
 def read_events(table: Table, files: Sequence[Location], span: LsnRange, names: Sequence[str] = ()) -> pa.Table:
     """The rows of feed files whose transactions lie in the span. Columns: ``names``, or all that an apply needs."""
     data = dataset(files, feed_schema(table))
-    columns = list(names) or [name for name in data.schema.names if name not in _OF_FEEDS]
+    return data.to_table(columns=list(names) or _needed(data.schema), filter=_committed(span))
+
+
+def _needed(schema: pa.Schema) -> list[str]:
+    """The columns of a feed that an apply needs."""
+    return [name for name in schema.names if name not in _OF_FEEDS]
+
+
+def _committed(span: LsnRange) -> pc.Expression:
     at = pc.field(COMMIT_LSN)
-    return data.to_table(columns=columns, filter=(at >= int(span.start)) & (at < int(span.end)))
+    return (at >= int(span.start)) & (at < int(span.end))
 
 
 @dataclass(frozen=True)
@@ -195,6 +224,13 @@ class PendingChanges:
     def leaves(self) -> tuple[str, ...]:
         """The truncated leaves, if the whole table was not truncated."""
         return () if self.emptied else tuple(leaf for leaf in self._truncated if leaf is not None)
+
+    def inserts(self, target: MergeTarget) -> list[Collapsing]:
+        """Divide the work into units if all changes are inserts of rows that the mirror does not have: one unit for
+        each file."""
+        unit = Collapsing(self.table, (), self.span, target, inserts=True)
+        held = zip(self.files, self.paths, strict=True)
+        return [replace(unit, files=(path,), bytes=file.size) for file, path in held]
 
     def units(self, target: MergeTarget, *, together: bool = False) -> list[Collapsing]:
         """Divide the work into units, one for each bucket of keys. Returns one unit for all keys if the buckets cannot

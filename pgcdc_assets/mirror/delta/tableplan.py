@@ -134,7 +134,11 @@ class TablePlan:
         return self._applied(version, counts, time.monotonic() - started)
 
     def units(self) -> list[Collapsing]:
-        return self.pending.units(self.mirror.target(self.table, () if self._alone else self.mirror.existing.files))
+        if self.pending.part.insert_only:
+            return self.pending.inserts(self.mirror.target(self.table))
+        return self.pending.units(
+            self.mirror.target(self.table, () if self.pending.emptied else self.mirror.existing.files)
+        )
 
     @property
     def _alone(self) -> bool:
