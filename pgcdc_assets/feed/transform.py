@@ -113,7 +113,7 @@ def _derived(spark: SparkSession, span: LogSpan, plans: Sequence[FeedPlan]) -> D
         segments=(),
         targets={
             plan.table.name: FeedTarget(
-                plan.table, plan.feed.path, lsns, _buckets(span.part(lsns), plan.relations, sizes),
+                plan.table, plan.feed.path, lsns, _buckets(span.part(lsns), plan.relations, sizes, again=plan.again),
             )
             for plan in plans if (lsns := todo.get(plan.table.name)) is not None
         },
@@ -197,11 +197,15 @@ def _sizes(span: LogSpan, segments: Sequence[Segment]) -> list[_Size]:
     return found
 
 
-def _buckets(span: LogSpan, relations: frozenset[int], sizes: Sequence[_Size]) -> int:
-    """Returns the number of key buckets of a table, so that each has at most about BUCKET_ROWS and BUCKET_BYTES."""
+def _buckets(
+    span: LogSpan, relations: frozenset[int], sizes: Sequence[_Size], *, again: bool = False
+) -> int:  # fmt: skip
+    """Returns the number of key buckets of a table, so that each has at most about BUCKET_ROWS and BUCKET_BYTES. If
+    there are only inserts, they are not divided, because an apply adds them to the mirror without a merge. With
+    ``again``, they are divided too, because a repair merges them."""
     kinds = span.kinds(relations)
     rows = sum(kinds[kind] for kind in "IUD")
-    if rows == kinds["I"] and not kinds["T"]:
+    if not again and rows == kinds["I"] and not kinds["T"]:
         return 1
     size = sum(one.of(relations) for one in sizes)
     return max(1, min(max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES)), MOST_BUCKETS, rows))

@@ -43,9 +43,9 @@ def write(writer: BatchWriter, changes: Sequence[bytes]) -> Lsn:
     return writer.commit(frames, [], Lsn(at + 50)).end
 
 
-def buckets(log: ChangeLog, end: Lsn, *relations: int) -> int:
+def buckets(log: ChangeLog, end: Lsn, *relations: int, again: bool = False) -> int:
     span = LogSpan(log, LsnRange(START, end))
-    return transform._buckets(span, frozenset(relations), transform._sizes(span, span.segments()))
+    return transform._buckets(span, frozenset(relations), transform._sizes(span, span.segments()), again=again)
 
 
 def test_changes_with_large_values_are_divided_into_buckets_by_size_in_memory(
@@ -78,3 +78,4 @@ def test_small_turns_read_no_parquet_footers_and_inserts_are_not_divided(
     assert transform._sizes(span, span.segments()) == []
     monkeypatch.setattr(transform, "BUCKET_BYTES", 1000)
     assert buckets(log, end, LARGE) == 1
+    assert buckets(log, end, LARGE, again=True) == 60, "a repair merges inserts, so they are divided"

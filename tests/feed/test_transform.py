@@ -37,6 +37,7 @@ from pgcdc_assets.mirror.delta.applytask import Collapsing
 from pgcdc_assets.mirror.delta.rowlookup import Effect
 from pgcdc_assets.protocol.shape import Shape
 from pgcdc_assets.store.local import path_of
+from tests.deltatables import commit
 from tests.fix_postgres import Database
 from tests.log.twins import BATCHES, TABLES, Change, Transaction, spans, twins, whole
 from tests.mirror.pipeline import Pipeline
@@ -170,14 +171,8 @@ def _again(pipe: Pipeline, span: LsnRange, replay_lsn: Lsn) -> None:
     transform(pipe.spark, LogSpan(pipe.log, span), pipe.feeds, followed, again=True)
 
 
-@pytest.mark.long
-@pytest.mark.spark
-def test_changes_are_divided_by_key_even_if_keys_change(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changes are divided by key, and the parts are applied separately. If an update changes a key, and does not
-    contain the value of an unchanged TOAST column, the changes are not divided. The reason is that this value must be
-    looked up under the earlier key."""
-    monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
-    monkeypatch.setattr(task, "HELD_BYTES", 1)
+def counted_units(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list to which each Spark job of an apply or a repair adds the number of each table's units."""
     units: list[int] = []
     collapsed = apply.collapsed
 
@@ -186,6 +181,37 @@ def test_changes_are_divided_by_key_even_if_keys_change(pipe: Pipeline, monkeypa
         return collapsed(spark, works)
 
     monkeypatch.setattr(apply, "collapsed", counted)
+    return units
+
+
+@pytest.mark.spark
+def test_a_repair_divides_inserts_by_key(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn adds inserts to the mirror without a merge, but a repair merges them."""
+    monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
+    units = counted_units(monkeypatch)
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pipe.follow("t")
+    start = pipe.replayed["t"]
+    pipe.run("INSERT INTO t SELECT g, 'v' || g FROM generate_series(1, 1000) g")
+    pipe.turn()
+    assert units == []
+    commit(pipe.mirror("t").path, [], "overwrite", {})
+    end = pipe.replayed["t"]
+    done = apply.repair_table(pipe.spark, pipe.log, pipe.mirrors, pipe.tables["t"], LsnRange(start, end), end)
+    assert units == [10]
+    assert done.inserted == 1000
+    pipe.same("t")
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_changes_are_divided_by_key_even_if_keys_change(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes are divided by key, and the parts are applied separately. If an update changes a key, and does not
+    contain the value of an unchanged TOAST column, the changes are not divided. The reason is that this value must be
+    looked up under the earlier key."""
+    monkeypatch.setattr(transform_module, "BUCKET_ROWS", 100)
+    monkeypatch.setattr(task, "HELD_BYTES", 1)
+    units = counted_units(monkeypatch)
     pipe.run("CREATE TABLE t (id int PRIMARY KEY, v int, big text)", "ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
     pipe.follow("t")
     pipe.run("INSERT INTO t SELECT g, g, 'small' FROM generate_series(1, 300) g")
