@@ -15,6 +15,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import IdentityMismatch, LogAhead, PgcdcError, SlotAhead, SlotLost
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.receive.batches import Limits
+from pgcdc_assets.source.connect.connection import APPLICATION
 from tests.fix_postgres import TEST_SETTINGS, fresh_database
 from tests.log.conftest import Source, content, eventually, rows, until_event
 from tests.servers import copied, new_server
@@ -90,6 +91,31 @@ def test_slot_advanced_past_the_log_is_refused(source: Source) -> None:
     told = refused(source, log, SlotAhead)
     assert str(log.position()) in told
     assert str(source.confirmed(log)) in told
+
+
+def test_changes_that_another_receiver_confirms_during_the_wait_for_the_slot_are_not_lost(source: Source) -> None:
+    """The second receiver reads the log's position, and then waits for the slot. Then the first receiver writes a
+    transaction to the log and confirms it, so the slot is above the position that the second receiver has read."""
+    log = source.log()
+    first = source.receiver(log)
+    until_event(first, "started")
+    second = source.receiver(log)
+    eventually(lambda: _receiving(source) == 2)
+    end = source.run("INSERT INTO a VALUES (1, 'x')")
+    eventually(lambda: source.confirmed(log) >= end)
+    first.stop()
+    until_event(second, "started")
+    source.run("INSERT INTO a VALUES (2, 'y')")
+    until_event(second, "batch")
+    second.stop()
+    assert len(rows(log, "kind = 'I'")) == 2
+
+
+def _receiving(source: Source) -> int:
+    """The number of receivers that are connected to the source's server."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    ((count,),) = source.conn.execute(query, [f"{APPLICATION}/receive"]).fetchall()
+    return int(count)
 
 
 @pytest.mark.long

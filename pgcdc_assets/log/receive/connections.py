@@ -14,7 +14,7 @@ from typing import Final
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.errors import SourceFailed
+from pgcdc_assets.errors import SlotAhead, SourceFailed
 from pgcdc_assets.log.announcements import Announcer
 from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.extent import Extent
@@ -126,6 +126,11 @@ class Receiving:
                     self._started = True
                 receiver.run()
                 return receiver.left
+            except SlotAhead:
+                # If the log has grown since its position was read, another process held the slot before, and no
+                # change is lost.
+                if ChangeLog(layout).open().position() == position:
+                    raise
             except StreamUnsure as unsure:
                 self._fallback.until(unsure.end_lsn)
             except SourceFailed as error:
