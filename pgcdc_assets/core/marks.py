@@ -17,14 +17,6 @@ def marks(found: Iterable[Sequence[int]]) -> Marks:
     return tuple((number, xmin) for number, xmin in found)
 
 
-def rewritten(before: Marks, now: Marks) -> bool:
-    """Whether a row that is in both ``before`` and ``now`` has a new version."""
-    if before == now:
-        return False
-    old, new = dict(before), dict(now)
-    return any(old[number] != new[number] for number in old.keys() & new.keys())
-
-
 @dataclass(frozen=True)
 class Files:
     """The files of a relation."""

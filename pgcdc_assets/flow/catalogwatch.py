@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pgcdc_assets.core.catalog import Catalog, Table
 from pgcdc_assets.core.lsn import ZERO, Lsn
-from pgcdc_assets.core.marks import Marks, rewritten
+from pgcdc_assets.core.marks import Marks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.errors import EmptyPublication
 from pgcdc_assets.failures import contained
@@ -21,7 +21,7 @@ from pgcdc_assets.flow.structurechanges import StructureChanges
 from pgcdc_assets.flow.work import Work
 from pgcdc_assets.project import save_catalog
 from pgcdc_assets.source.catalog.tables import CatalogSnapshot
-from pgcdc_assets.structure.differences import changes
+from pgcdc_assets.structure.differences import changes, rewritten
 from pgcdc_assets.structure.verdict import Rules, reported, verdict
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from pgcdc_assets.core.catalog import Column, Table
-from pgcdc_assets.core.marks import Files, Mark, rewritten
+from pgcdc_assets.core.marks import Files, Mark, Marks
 
 
 class Difference(Enum):
@@ -54,6 +54,14 @@ def changes(before: Table, now: Table) -> list[Change]:
         return [Change(Difference.RECREATED, "was dropped and created again")]
     return [*_publication(before, now), *_partitions(before, now), *_storage(before, now), *_labels(before, now),
             *_composites(before, now), *_columns(before, now), *_key(before, now)]  # fmt: skip
+
+
+def rewritten(before: Marks, now: Marks) -> bool:
+    """Whether a row of a system catalog that is in both ``before`` and ``now`` has a new version."""
+    if before == now:
+        return False
+    old, new = dict(before), dict(now)
+    return any(old[number] != new[number] for number in old.keys() & new.keys())
 
 
 def _publication(before: Table, now: Table) -> Iterator[Change]:
