@@ -308,6 +308,14 @@ def _key_hash(change: RowChanges, route: Route, rows: pa.Table) -> Ints:
         hashes: Ints = rows[HASH].to_numpy()
         return hashes
     key = route.table.key_columns
-    texts = [change.text[column.attnum] for column in key]
+    texts = [_one_zero(change.text[column.attnum], rows[feed_name(column.name)].type) for column in key]
     numbers: Ints = row_hash(texts, [column.name for column in key], rows.num_rows).to_numpy()
     return numbers
+
+
+def _one_zero(texts: pa.ChunkedArray, typed_as: pa.DataType) -> pa.ChunkedArray:
+    """Replaces the text -0 by 0, alone or in an array, if ``typed_as`` is a floating point type or a list of one. The
+    server and the merge find both equal."""
+    while pa.types.is_list(typed_as):
+        typed_as = typed_as.value_type
+    return pc.replace_substring_regex(texts, r"-0([,}]|$)", r"0\1") if pa.types.is_floating(typed_as) else texts

@@ -203,6 +203,38 @@ def test_a_repair_divides_inserts_by_key(pipe: Pipeline, monkeypatch: pytest.Mon
     pipe.same("t")
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize(("kind", "zero", "minus"), [("float8", "0", "-0"), ("float4[]", "{1,0,0}", "{1,-0,-0}")])
+def test_zero_and_minus_zero_are_one_key_although_changes_are_divided_by_key(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, kind: str, zero: str, minus: str
+) -> None:
+    """The two have different texts, but the merge takes them for the same key."""
+
+    def assert_same() -> None:
+        mirrored = [repr((row["id"], row["v"])) for row in pipe.content("t").to_pylist()]
+        assert sorted(mirrored) == sorted(map(repr, pipe.conn.execute("SELECT id, v FROM t")))
+        assert pipe.set_aside == {}
+
+    def turn(first: int, statement: str) -> None:
+        number = "ARRAY[g]" if kind.endswith("[]") else "g"
+        fill = f"INSERT INTO t SELECT {number}, 0 FROM generate_series({first}, {first + 10}) g"
+        pipe.transaction(fill, statement, "UPDATE t SET v = v + 1")
+        pipe.turn()
+        assert_same()
+
+    monkeypatch.setattr(transform_module, "BUCKET_ROWS", 1)
+    pipe.run("SET extra_float_digits = 3", f"CREATE TABLE t (id {kind} PRIMARY KEY, v int)")
+    pipe.follow("t")
+    turn(100, f"INSERT INTO t VALUES ('{zero}', 1)")
+    turn(150, f"UPDATE t SET id = '{minus}' WHERE id = '{zero}'")
+    start = pipe.replayed["t"]
+    turn(200, f"DELETE FROM t WHERE id = '{zero}'")
+    deleted = LsnRange(start, pipe.replayed["t"])
+    turn(300, f"INSERT INTO t VALUES ('{zero}', 2)")
+    apply.repair_table(pipe.spark, pipe.log, pipe.mirrors, pipe.tables["t"], deleted, pipe.replayed["t"])
+    assert_same()
+
+
 @pytest.mark.long
 @pytest.mark.spark
 def test_changes_are_divided_by_key_even_if_keys_change(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
