@@ -68,7 +68,8 @@ def _publications(facts: Facts) -> Iterator[Problem]:
                 f"table {table.name}", f"was renamed to {called}: its mirror will be renamed too",
                 "let `pgcdc sync` run",
             )  # fmt: skip
-        yield from _missing([table for table in tables if table not in renamed], published, present)
+        refused = source.without_identity
+        yield from _missing([table for table in tables if table not in renamed], published, present, refused)
 
 
 def _unpublished(facts: Facts) -> Iterator[Problem]:
@@ -145,8 +146,11 @@ def _untaken(facts: Facts) -> Iterator[Problem]:
 
 
 def _missing(
-    tables: Sequence[Table], published: frozenset[TableName], present: Sequence[PublicationFacts]
-) -> Iterator[Problem]:
+    tables: Sequence[Table], published: frozenset[TableName], present: Sequence[PublicationFacts],
+    refused: frozenset[TableName],
+) -> Iterator[Problem]:  # fmt: skip
+    """``refused``: relations whose updates or deletes PostgreSQL refuses. If a publication has only one of the two
+    kinds, PostgreSQL executes the other kind, and the mirror does not get it."""
     for table in tables:
         storage = {leaf.name for leaf in table.leaves} if table.partitioned else {table.name}
         if table.name not in published and storage - published:
@@ -161,7 +165,8 @@ def _missing(
         carriers = _carriers(table, present)
         if not carriers:
             continue  # A partitioned table without partitions has no leaf that could be published.
-        yield from _operations(f"table {table.name}", carriers, updates=table.updates_seen)
+        updates = table.updates_seen or not refused.isdisjoint({table.name, *storage})
+        yield from _operations(f"table {table.name}", carriers, updates=updates)
 
 
 def _operations(thing: str, carriers: Sequence[PublicationFacts], *, updates: bool) -> Iterator[Problem]:

@@ -31,6 +31,7 @@ from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.points.untaken import UntakenLedger, UntakenRows
 from pgcdc_assets.project import save_catalog
 from pgcdc_assets.settings import Settings
+from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.source.connect.connection import connect
 from pgcdc_assets.source.setup.setup import setup
 from pgcdc_assets.store import lease
@@ -265,6 +266,20 @@ def test_a_replica_identity_that_was_already_missing_at_setup_causes_only_a_warn
         conn.execute("ALTER TABLE a DROP CONSTRAINT a_pkey")
     assert "UPDATE and DELETE fail on the source" in theirs.problem("table public.a")
     assert not theirs.status().ok
+
+
+def test_updates_that_a_publication_lacks_are_reported_even_if_the_table_has_no_replica_identity(
+    project: Project,
+) -> None:
+    """PostgreSQL refuses a DELETE of this table, but not an UPDATE, because no publication publishes updates."""
+    catalog, publication = project.setup(), project.settings.publication
+    with project.source.connect() as conn:
+        conn.execute("INSERT INTO a VALUES (1); ALTER TABLE a DROP CONSTRAINT a_pkey")
+        conn.execute(f"ALTER PUBLICATION {publication} SET (publish = 'insert, delete')".encode())
+        conn.execute("UPDATE a SET id = 2")
+        save_catalog(replace(catalog, tables=tuple(read_tables(conn, [publication]))), CATALOG_FILE)
+    found = [problem.what for problem in project.status().problems if problem.thing == "table public.a"]
+    assert "is published without update" in found
 
 
 def test_status_advises_setup_for_a_table_that_gained_a_key(project: Project) -> None:
