@@ -212,13 +212,21 @@ class Rig:
         elif kind is Kind.PARENT:
             receiver.leave()
         elif kind is Kind.CUT:
-            self.proxy.cut()
+            self._cut(receiver)
         else:
             self.server.stop(mode="immediate")
             self.faults.clear()
             wait_until(lambda: receiver.ended, SECONDS)
             self.server.start(survive=False)
         self.faults.clear()
+
+    def _cut(self, receiver: Receiver) -> None:
+        """Cut the connections until the receiver has ended. A receiver that was about to leave its connections for new
+        ones does not notice the first cut."""
+        self.proxy.cut()
+        self.faults.clear()
+        while not wait_until(lambda: receiver.ended, 1):
+            self.proxy.cut()
 
     # Checks ------------------------------------------------------------------------------------------
 

@@ -129,8 +129,7 @@ class InProcess(LakeRig):
             counts = hit and (point is not None or self.moved() != before)
             if hit and bounds.follow and kind in (Kind.SERVER, Kind.CUT):
                 # In follow mode, a sync connects again and continues, unless a new copy was requested.
-                noticed = wait_until(lambda: bool(failures or self.observer.outages), SECONDS)
-                assert noticed, f"{kind} at {point} went unnoticed"
+                assert self._noticed(kind, failures), f"{kind} at {point} went unnoticed"
                 time.sleep(self.chance.uniform(0, 5))
             elif hit and bounds.follow:
                 # In follow mode, the sync would never end by itself. The crash must end it with an error.
@@ -150,6 +149,17 @@ class InProcess(LakeRig):
         if counts:
             self.tally.add(LEVEL, point, kind)
         return counts
+
+    def _noticed(self, kind: Kind, failures: list[BaseException]) -> bool:
+        """Waits until the sync notices the crash. Cuts the connections again from time to time: a receiver that was
+        about to leave its connections for new ones does not notice the first cut."""
+        deadline = time.monotonic() + SECONDS
+        while not wait_until(lambda: bool(failures or self.observer.outages), 5):
+            if time.monotonic() > deadline:
+                return False
+            if kind is Kind.CUT:
+                self.proxy.cut()
+        return True
 
     def stop(self, folder: Path, point: FaultPoint) -> None:
         """Replaces the function that stops a thread at a fault point. When the thread may continue, raises
