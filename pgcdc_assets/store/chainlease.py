@@ -215,7 +215,7 @@ class ChainLease(Lease, Guard):
         """Add a link every ``RENEWED`` seconds, until ``ended`` is set or the lease is lost."""
         while not ended.wait(RENEWED):
             try:
-                self._add(self._link.text)
+                self._add()
             except FileExistsError:
                 self._lost = True
                 return
@@ -233,10 +233,11 @@ class ChainLease(Lease, Guard):
                 "the lease %s could not be released, so it expires in about a minute: %s", self._chain.place, error
             )
 
-    def _add(self, text: str) -> None:
+    def _add(self, text: str | None = None) -> None:
+        """Add a link with ``text`` or, without it, with the text of the last link."""
         with self._lock:
             began = _now()
-            link = Link(self._link.number + 1, text=text)
+            link = Link(self._link.number + 1, text=self._link.text if text is None else text)
             self._chain.append(link)
             self._link, self._until = link, began + TTL - _MARGIN
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -201,6 +202,32 @@ def test_process_that_takes_over_an_expired_lease_gets_a_leader_number(
 # A process has a unique name ------------------------------------------------------------------------
 
 NAME_AND_WAIT = "from pgcdc_assets.store.lease import ProcessName; print(ProcessName.own(), flush=True); input()"
+
+
+def test_a_renewal_keeps_the_text_that_another_thread_writes_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chainlease, "RENEWED", 0.0)
+
+    def last(chain: chainlease.Chain) -> chainlease.Link:
+        link, _ = chain.look()
+        assert link is not None
+        return link
+
+    chain = chainlease.Chain(Location.of(tmp_path / "lease"))
+    held, ended = chainlease.ChainLease(chain, None), threading.Event()
+    thread = threading.Thread(target=held.renew, args=(ended,))
+    thread.start()
+    try:
+        for text in map(str, range(100)):
+            held.write(text)
+            written = last(chain).number
+            while last(chain).number == written:
+                pass
+            assert last(chain).text == text
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_a_process_knows_its_own_name() -> None:
