@@ -66,6 +66,17 @@ def _columns(of: DeltaVersion) -> list[tuple[str, pa.DataType, str]]:
     return [(column.name, column.type, field.name) for column, field in found if column.name not in NOT_COMPARED]
 
 
+def has_columns_of(table: Table, version: DeltaVersion) -> bool:
+    """Whether a version of the mirror has exactly the columns of the table, under their current names.
+
+    The names at an earlier copy are not recorded. So the order is compared, too: a mirror has its columns in attnum
+    order, and the order of the names differs if columns have exchanged them."""
+    held = [name for name, _, _ in _columns(version) if name != RAW]
+    names = {attnum: name for attnum, name in _names(table, version).items() if name in held}
+    now = {column.attnum: column.name for column in table.columns}
+    return names == now and held == list(now.values())
+
+
 def structure_of(of: DeltaVersion) -> str | None:
     """The text that a mirror's version records of its structure. It differs after each change of columns or
     partitions."""
@@ -85,11 +96,14 @@ def _key(table: Table, version: DeltaVersion) -> list[str]:
 def _names(table: Table, version: DeltaVersion) -> dict[int, str]:
     """The names that the table's columns had in a version of the mirror, by attnum. A version that records no structure
     has the names of the copy."""
+    # The former columns are in the order of their changes, so a column's first entry has its first name.
+    first = {column.attnum: column.name for column in reversed((*table.descent.former, *table.columns))}
     copy = version.positions.get(f"{version.configuration.get(IDENTITY, '')}/snapshot/{table.name.folder}")
-    if (then := recorded(version, copy)) is not None:
-        return {column.attnum: column.name for column in then.columns}
-    # The former columns are in the order of their changes, so a column's first entry has its name at the copy.
-    return {column.attnum: column.name for column in reversed((*table.descent.former, *table.columns))}
+    if (then := recorded(version, copy)) is None:
+        return first
+    # Rows may have added columns since. Their attnums are higher.
+    later = {attnum: name for attnum, name in first.items() if attnum > then.highest_attnum}
+    return later | {column.attnum: column.name for column in then.columns}
 
 
 class _Side:

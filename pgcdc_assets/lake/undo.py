@@ -26,17 +26,21 @@ from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName, quoted
 from pgcdc_assets.errors import LakeError, UsageError
 from pgcdc_assets.feed.schema import COMMIT_LSN, OP, POSTIMAGE, RAW, TRUNCATE, XID, FeedColumn, feed_columns
-from pgcdc_assets.lake.netchange import DELETE, INSERT, NOT_COMPARED, UPDATE, net_change, structure_of
+from pgcdc_assets.lake.netchange import DELETE, INSERT, UPDATE, has_columns_of, net_change, structure_of
 from pgcdc_assets.lake.tableat import TableAt, key_scalar, keyed
 from pgcdc_assets.mirror.net.neteffect import key_numbers
 
 
 def undo_range(earlier: TableAt, later: TableAt, key: Mapping[str, Any] | Any = None) -> str:
     """SQL that changes the table, or only the row with this key, from its state at ``later`` back to its state at
-    ``earlier``."""
+    ``earlier``. Raises LakeError if rows differ, and the table has other columns, or other names for them, now."""
+    wanted = None if key is None else keyed(later.table, key)
     change = net_change(later.mirror, earlier.mirror, later.table)
-    if key is not None:
-        change = _with_key(change, keyed(later.table, key))
+    if not change.num_rows:
+        return ""
+    _refuse_other_columns(earlier, later)
+    if wanted is not None:
+        change = _with_key(change, wanted)
     return reversal(change, later.table)
 
 
@@ -58,7 +62,7 @@ def commit_of(at: TableAt, xid: int) -> Lsn:
 def undo_transaction(earlier: TableAt, later: TableAt, commit_lsn: Lsn) -> str:
     """SQL that changes the rows of one transaction back to their state at ``earlier``. ``earlier`` and ``later`` are
     the nearest points before and after the transaction. Raises LakeError if other transactions between these points
-    changed the same rows, or if the mirror has lost such rows with a partition."""
+    changed the same rows, if the mirror has lost such rows with a partition, or if the table has other columns now."""
     feed, table = later.feed, later.table
     feed.require(earlier.point.replay_lsn)
     parts = [feed.schema.empty_table(), *feed.rows(LsnRange(earlier.point.replay_lsn, later.point.replay_lsn))]
@@ -70,6 +74,7 @@ def undo_transaction(earlier: TableAt, later: TableAt, commit_lsn: Lsn) -> str:
             "contains no change of the transaction to undo", thing=f"change feed of {later.name}", lsn=commit_lsn
         )
     change = net_change(later.mirror, earlier.mirror, table)
+    _refuse_other_columns(earlier, later)
     columns = [column for column in feed_columns(table) if column.key]
     if columns and not pc.any(pc.equal(rows[OP], TRUNCATE)).as_py():
         keys = [_keys(side, columns) for side in (own, others)]
@@ -86,6 +91,13 @@ def undo_transaction(earlier: TableAt, later: TableAt, commit_lsn: Lsn) -> str:
             thing=f"table {later.name}", lsn=commit_lsn, do="undo the range between these points instead",
         )  # fmt: skip
     return reversal(change, table)
+
+
+def _refuse_other_columns(earlier: TableAt, later: TableAt) -> None:
+    table = later.table
+    if not all(has_columns_of(table, at.mirror) for at in (earlier, later)):
+        raise LakeError("does not have the same columns now as at these points, so its rows cannot be written back",
+                        thing=f"table {table.name}")  # fmt: skip
 
 
 def _lost(change: pa.Table, own: pa.Table, columns: list[FeedColumn]) -> bool:
@@ -151,13 +163,9 @@ _COLUMNS: Final = """  IF EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attr
 
 def reversal(change: pa.Table, table: Table) -> str:
     """The SQL that carries out ``change``, which is the net change from the later point to the earlier point. Empty if
-    ``change`` is empty. Raises LakeError if the table has other columns now."""
+    ``change`` is empty."""
     if not change.num_rows:
         return ""
-    held = [field.name for field in change.schema.field("before").type if field.name not in {*NOT_COMPARED, RAW}]
-    if sorted(held) != sorted(column.name for column in table.columns):
-        raise LakeError("does not have the same columns now as at these points, so its rows cannot be written back",
-                        thing=f"table {table.name}")  # fmt: skip
     writer = _Writer(table, {field.name: field.type for field in change.schema.field("before").type})
     rows = sorted(change.to_pylist(), key=lambda row: _ORDER.index(row["kind"]))
     parts = [

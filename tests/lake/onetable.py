@@ -17,6 +17,8 @@ from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.commit import FileChange, commit_change, commit_rewritten
 from pgcdc_assets.delta.datafile import DataFile, FileReport
+from pgcdc_assets.delta.definition import commit_columns
+from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.feed.file import FeedWriter
 from pgcdc_assets.feed.schema import OPS, feed_name, feed_schema
 from pgcdc_assets.feed.table import Feeds
@@ -101,6 +103,21 @@ class OneTable:
             report = file.finish()
         assert report is not None
         commit_rewritten(mirror, mirror.files, [report])
+
+    def derive_again(self, table: Table, end: int, *changes: tuple[Any, ...]) -> None:
+        """Derives one transaction, which commits just below ``end``, for another structure of the table, as a repair
+        does. The mirror stays as it is."""
+        self.alter(table)
+        self.table = table
+        self._derive(Lsn(end - 1), end, changes)
+
+    def widen(self, table: Table) -> None:
+        """Adds columns to the mirror as an apply does if rows have new columns: the mirror records no structure."""
+        delta = self._mirror.existing
+        more = [field for field in mirror_columns(table) if field.name not in delta.columns.names]
+        commit_columns(delta, stated(delta.metadata).with_more(pa.schema(more)))
+        self.alter(table)
+        self.table = table
 
     def alter(self, table: Table) -> None:
         """Records that the source's table has another structure. The mirror stays as it is."""

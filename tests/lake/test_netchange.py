@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcdc_assets.core.catalog import Column, PgType
+from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.log import DeltaVersion
@@ -28,6 +28,7 @@ from pgcdc_assets.lake import netchange, tableat
 from pgcdc_assets.lake.undo import equals, literal, table_identifier, value_text
 from pgcdc_assets.mirror.delta import rowgroups
 from pgcdc_assets.protocol.text.typed import RAW_TYPE
+from pgcdc_assets.structure.successor import successor
 from tests.lake.onetable import (
     DELETE,
     INSERT,
@@ -400,6 +401,57 @@ def test_undo_is_refused_if_the_columns_of_the_table_have_changed(tmp_path: Path
     at.alter(replace(T, columns=(*T.columns, Column(6, "more", TEXT))))
     with pytest.raises(LakeError, match="does not have the same columns now"):
         at.lake.undo(NAME, 100)
+
+
+WIDER = replace(T, columns=(*T.columns, Column(6, "w", TEXT)))
+SWAPPED = renamed(WIDER, v="w", w="v")
+
+
+@pytest.mark.parametrize("now", [SWAPPED, replace(SWAPPED, lineage=None)], ids=["renamed", "copied again"])
+def test_undo_is_refused_if_columns_have_swapped_their_names(tmp_path: Path, now: Table) -> None:
+    at = OneTable(tmp_path, [{"id": "1", "v": "v", "w": "w"}], WIDER)
+    at.turn(200, (DELETE, {"id": "1"}))
+    at.alter(now)
+    with pytest.raises(LakeError, match="does not have the same columns now"):
+        at.lake.undo(NAME, 100)
+
+
+def test_undo_is_refused_if_a_column_was_replaced_by_a_column_of_the_same_name(tmp_path: Path) -> None:
+    at = OneTable(tmp_path, [{"id": "1", "v": "v", "w": "w"}], WIDER)
+    at.turn(200, (DELETE, {"id": "1"}))
+    dropped = successor(WIDER, T, Lsn(200))
+    at.alter(successor(dropped, replace(T, columns=(*T.columns, Column(7, "w", TEXT))), Lsn(200)))
+    with pytest.raises(LakeError, match="does not have the same columns now"):
+        at.lake.undo(NAME, 100)
+
+
+def test_undo_finds_the_columns_that_rows_added_after_the_mirror_recorded_a_structure(tmp_path: Path) -> None:
+    at = OneTable(tmp_path, [{"id": "1", "v": "v"}])
+    at.detach()
+    at.widen(WIDER)
+    at.publish(150)
+    at.turn(200, (UPDATE, {"id": "1", "v": "v", "w": "w"}))
+    (update,) = statements(at.lake.undo(NAME, 150))
+    assert f'UPDATE {T_SQL} SET "w" = NULL' in update
+    at.alter(successor(successor(WIDER, T, Lsn(200)), replace(T, columns=(*T.columns, Column(7, "w", TEXT))), Lsn(200)))
+    with pytest.raises(LakeError, match="does not have the same columns now"):
+        at.lake.undo(NAME, 150)
+
+
+@pytest.mark.parametrize("names", [{"id": "key"}, {"id": "n", "n": "id"}], ids=["renamed", "swapped"])
+def test_undo_is_refused_if_a_repair_derived_the_feed_after_the_key_was_renamed(
+    tmp_path: Path, names: dict[str, str]
+) -> None:
+    columns = tuple(replace(column, type=INT) if column.name == "n" else column for column in T.columns)
+    table = replace(T, columns=columns)
+    at = OneTable(tmp_path, [{"id": "1", "n": "5"}], table)
+    at.turn(200, (DELETE, {"id": "1", "n": "5"}))
+    at.derive_again(renamed(table, **names), 200, (DELETE, {names["id"]: "1"}))
+    with pytest.raises(LakeError, match="does not have the same columns now"):
+        at.lake.undo(NAME, commit_lsn=199)
+    with pytest.raises(LakeError, match="does not have the same columns now"):
+        at.lake.undo(NAME, 100, key=1)
+    assert at.lake.undo(NAME, 200, key=1) == "", "nothing differs"
 
 
 def test_undo_compares_keys_of_composite_types_as_text(tmp_path: Path) -> None:
