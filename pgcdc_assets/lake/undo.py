@@ -65,14 +65,14 @@ def undo_transaction(earlier: TableAt, later: TableAt, commit_lsn: Lsn) -> str:
     changed the same rows, if the mirror has lost such rows with a partition, or if the table has other columns now."""
     feed, table = later.feed, later.table
     feed.require(earlier.point.replay_lsn)
-    parts = [feed.schema.empty_table(), *feed.rows(LsnRange(earlier.point.replay_lsn, later.point.replay_lsn))]
-    rows = pa.concat_tables(parts)
-    mine = pc.equal(rows[COMMIT_LSN], int(commit_lsn))
-    own, others = rows.filter(mine), rows.filter(pc.invert(mine))
-    if not own.num_rows:
+    parts = list(feed.rows(LsnRange(earlier.point.replay_lsn, later.point.replay_lsn)))
+    if not any(pc.any(pc.equal(part[COMMIT_LSN], int(commit_lsn))).as_py() for part in parts):
         raise LakeError(
             "contains no change of the transaction to undo", thing=f"change feed of {later.name}", lsn=commit_lsn
         )
+    rows = pa.concat_tables(parts)
+    mine = pc.equal(rows[COMMIT_LSN], int(commit_lsn))
+    own, others = rows.filter(mine), rows.filter(pc.invert(mine))
     change = net_change(later.mirror, earlier.mirror, table)
     _refuse_other_columns(earlier, later)
     columns = [column for column in feed_columns(table) if column.key]

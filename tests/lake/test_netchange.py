@@ -344,6 +344,15 @@ def test_undo_of_a_transaction_is_refused_if_another_transaction_changed_the_sam
         at.lake.undo(NAME, commit_lsn=300)
 
 
+def test_undo_of_a_transaction_that_did_not_change_the_table_is_refused_even_if_the_feed_is_empty(
+    tmp_path: Path,
+) -> None:
+    at = OneTable(tmp_path, [{"id": "1"}])
+    at.publish(200)
+    with pytest.raises(LakeError, match="contains no change of the transaction to undo"):
+        at.lake.undo(NAME, commit_lsn=150)
+
+
 def test_undo_of_one_transaction_leaves_the_rows_of_a_detached_partition(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "one"}, {"id": "2", "v": "two"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "ONE"}), publish=False)
