@@ -195,7 +195,9 @@ class FeedTable(DeltaFeed):
         ``unchanged_from``: no transaction between this LSN and the span changed the mirror, so the covered range may
         begin there. This is not done for a feed that was emptied, because it may lack changes that had no effect on the
         mirror. ``replay_lsn``: the mirror's LSN. If the span ends below it, the span is added to the covered range only
-        if it adjoins this range, because readers assume that the feed covers everything up to the mirror's LSN."""
+        if it adjoins this range, because readers assume that the feed covers everything up to the mirror's LSN. If this
+        commit also empties the feed, the covered range becomes empty, at the end of the range that the feed covered:
+        readers need to know that the table has not changed since."""
         covered = self._covered_after(span, replaced, unchanged_from, replay_lsn)
         delta = self._prepared()
         gone = [file for file in delta.files if file.path in replaced]
@@ -208,9 +210,13 @@ class FeedTable(DeltaFeed):
     ) -> LsnRange:
         """Returns the range that the feed covers after :meth:`commit` with these arguments."""
         covered = self.covered
+        if not covered.end and self._delta is not None and span.end < replay_lsn:
+            end = Lsn(self._delta.positions.get(self._end_id, 0))
+            covered = LsnRange(end, end)
         loses_rows = any(low < span.start for file, low, _ in self._bounds(span) if file.path in replaced)
         if not loses_rows and unchanged_from is not None and (self._delta is None or covered.end):
-            span = LsnRange(min(span.start, unchanged_from), span.end)
+            # Below its end, the feed may lack changes, even if they had no effect on the mirror.
+            span = LsnRange(min(span.start, max(unchanged_from, covered.end)), span.end)
         if span.start <= covered.end and span.end >= covered.start:
             # If the replaced files have rows below the span, the feed no longer contains these rows.
             start = span.start if loses_rows else min(covered.start, span.start)

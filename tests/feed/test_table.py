@@ -176,7 +176,18 @@ def test_a_range_below_the_mirrors_lsn_extends_the_covered_range_only_if_the_two
     assert covered(5, 210) == (200, 210), "the changes between 60 and 200 are missing"
     assert covered(19, 210) == (190, 210)
     changed = replace(NARROW, lineage=Lineage(1, 1, 205))
-    assert covered(15, 210, changed) == (0, 0), "the feed was emptied, and lacks the changes between 160 and 210"
-    assert Feeds(layout, WHO).open(changed).forget(Lsn(180)) == 1
-    assert Feeds(layout, WHO).open(changed).covered == LsnRange(Lsn(0), Lsn(0))
-    assert covered(20, 210, changed) == (200, 210)
+    assert covered(15, 215, changed) == (210, 210), "the feed was emptied, and lacks the changes between 160 and 210"
+    assert covered(14, 215, changed) == (210, 210)
+    assert Feeds(layout, WHO).open(changed).forget(Lsn(180)) == 2
+    assert covered(20, 215, changed) == (200, 210)
+
+
+def test_an_emptied_feed_does_not_cover_lsns_below_its_end_at_which_only_the_mirror_stayed_unchanged(
+    tmp_path: Path,
+) -> None:
+    layout = Layout.of(tmp_path)
+    _derive(layout, NARROW, 20)
+    changed = replace(NARROW, lineage=Lineage(1, 1, 215))
+    _derive(layout, changed, 15, replay_lsn=Lsn(220))
+    _derive(layout, changed, 22, unchanged_from=Lsn(180), replay_lsn=Lsn(220))
+    assert Feeds(layout, WHO).open(changed).covered == LsnRange(Lsn(210), Lsn(230))

@@ -21,6 +21,7 @@ from pgcdc_assets.core.layout import Layout, Location
 from pgcdc_assets.core.lsn import Lsn, LsnRange
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.datafile import dataset
+from pgcdc_assets.errors import FeedGap
 from pgcdc_assets.feed import messages, task
 from pgcdc_assets.feed import table as table_module
 from pgcdc_assets.feed import transform as transform_module
@@ -29,6 +30,7 @@ from pgcdc_assets.feed.plan import Followed, Place, Router
 from pgcdc_assets.feed.schema import FeedEnd, FeedFile, feed_name, feed_schema
 from pgcdc_assets.feed.task import Derivation, FeedTarget, derive
 from pgcdc_assets.feed.transform import grouped, transform
+from pgcdc_assets.lake.tableat import ChangeFeed
 from pgcdc_assets.log import upkeep
 from pgcdc_assets.log.reader import ChangeLog, Segment
 from pgcdc_assets.log.span import LogSpan, facts_of
@@ -36,7 +38,9 @@ from pgcdc_assets.mirror.delta import apply
 from pgcdc_assets.mirror.delta.applytask import Collapsing
 from pgcdc_assets.mirror.delta.rowlookup import Effect
 from pgcdc_assets.protocol.shape import Shape
+from pgcdc_assets.source.catalog.tables import read_tables
 from pgcdc_assets.store.local import path_of
+from pgcdc_assets.structure.successor import successor
 from tests.deltatables import commit
 from tests.fix_postgres import Database
 from tests.log.twins import BATCHES, TABLES, Change, Transaction, spans, twins, whole
@@ -158,6 +162,31 @@ def test_a_range_that_is_derived_again_extends_a_feed_only_if_it_adjoins_the_ran
     assert pipe.feeds.open(pipe.tables["t"]).covered == covered
 
 
+@pytest.mark.spark
+def test_an_older_range_that_is_derived_again_for_a_new_structure_leaves_the_lsn_of_the_last_change_known(
+    pipe: Pipeline,
+) -> None:
+    """The feed is emptied, and then lacks the changes above the range. But no reader needs to read the mirror again,
+    because the table has not changed above the end of the emptied feed."""
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pipe.follow("t")
+    start, first, last = pipe.replayed["t"], _inserted(pipe, 1), _inserted(pipe, 2)
+    pipe.run("ALTER TABLE t RENAME v TO w")
+    (now,) = read_tables(pipe.conn, ["p"])
+    table = pipe.tables["t"] = successor(pipe.tables["t"], now, pipe.receive())
+    point = pipe.receive()
+    _again(pipe, LsnRange(start, first), point)
+    assert [row["id"] for row in pipe.feed("t")] == [1]
+    assert pipe.feeds.open(table).covered == LsnRange(last, last)
+    feed = ChangeFeed.at(pipe.layout, table, pipe.mirror("t").existing, pipe.identity.app_id(), point)
+    feed.require(last)
+    with pytest.raises(FeedGap):
+        feed.require(first)
+    assert list(feed.rows(feed.covered)) == []
+    _again(pipe, LsnRange(first, last), point)
+    assert pipe.feeds.open(table).covered == LsnRange(first, last)
+
+
 def _inserted(pipe: Pipeline, number: int) -> Lsn:
     """Inserts a row into ``t``, and derives it. Returns the end of the log."""
     pipe.run(f"INSERT INTO t VALUES ({number})")
@@ -275,8 +304,6 @@ def test_a_feed_is_emptied_after_a_column_got_another_type(pipe: Pipeline) -> No
     pipe.run("INSERT INTO t VALUES (1, 'a')")
     pipe.derive(pipe.receive())
     pipe.run("ALTER TABLE t ALTER v TYPE int USING 1")
-    from pgcdc_assets.source.catalog.tables import read_tables
-
     (pipe.tables["t"],) = read_tables(pipe.conn, ["p"])
     pipe.replayed["t"] = pipe.receive()
     pipe.run("INSERT INTO t VALUES (2, 2)")
