@@ -75,14 +75,15 @@ def undo_transaction(earlier: TableAt, later: TableAt, commit_lsn: Lsn) -> str:
     own, others = rows.filter(mine), rows.filter(pc.invert(mine))
     change = net_change(later.mirror, earlier.mirror, table)
     _refuse_other_columns(earlier, later)
+    same = structure_of(earlier.mirror) == structure_of(later.mirror)
     columns = [column for column in feed_columns(table) if column.key]
     if columns and not pc.any(pc.equal(rows[OP], TRUNCATE)).as_py():
         keys = [_keys(side, columns) for side in (own, others)]
         # Rows may also differ without a transaction: the mirror loses the rows of a detached partition.
         change = change.filter(pa.array(_among(_images_keys(change, columns), keys[0], columns)))
-        alone = not (_among(keys[0], keys[1], columns).any() or _lost(change, own, columns))
+        alone = not (_among(keys[0], keys[1], columns).any() or _lost(change, own, columns, same_structure=same))
     else:
-        alone = not others.num_rows and structure_of(earlier.mirror) == structure_of(later.mirror)
+        alone = same and not others.num_rows
     if not alone:
         raise LakeError(
             "other transactions changed the same rows as the one to undo, or partitions were removed, and no "
@@ -100,16 +101,20 @@ def _refuse_other_columns(earlier: TableAt, later: TableAt) -> None:
                         thing=f"table {table.name}")  # fmt: skip
 
 
-def _lost(change: pa.Table, own: pa.Table, columns: list[FeedColumn]) -> bool:
+def _lost(change: pa.Table, own: pa.Table, columns: list[FeedColumn], *, same_structure: bool) -> bool:
     """Whether the later point lacks a row that the transaction wrote, although the feed has no later change of the row.
-    ``own``: the transaction's changes, in order."""
+    ``own``: the transaction's changes, in order. ``same_structure``: whether both points have the same structure.
+    Otherwise, a key that the transaction wrote and that does not differ between the points counts as lost: perhaps
+    neither point has its row."""
     keys = _keys(own, columns)
     number = key_numbers(keys, columns)
     last = np.zeros(int(number.max()) + 1, dtype=np.int64)
     last[number] = np.arange(len(number))
     written = keys.take(last).filter(pc.is_in(own[OP].take(last), pa.array([INSERT, POSTIMAGE])))
     missing = change.filter(pc.equal(change["kind"], INSERT))
-    return bool(_among(_images_keys(missing, columns), written, columns).any())
+    if _among(_images_keys(missing, columns), written, columns).any():
+        return True
+    return not (same_structure or _among(written, _images_keys(change, columns), columns).all())
 
 
 def _with_key(change: pa.Table, key: Mapping[str, Any]) -> pa.Table:

@@ -373,6 +373,28 @@ def test_undo_of_a_transaction_is_refused_if_the_partition_of_its_rows_was_detac
         at.lake.undo(NAME, commit_lsn=199)
 
 
+@pytest.mark.parametrize("before", [DELETE, OLD])
+def test_undo_of_a_transaction_is_refused_if_the_partition_of_a_new_key_was_detached(
+    tmp_path: Path, before: str
+) -> None:
+    """An UPDATE that moves a row to another partition arrives as a DELETE and an INSERT."""
+    at = OneTable(tmp_path, [{"id": "1", "v": "one"}, {"id": "2", "v": "two"}])
+    after = INSERT if before == DELETE else UPDATE
+    at.turn(200, (before, {"id": "1"}), (after, {"id": "1001", "v": "one"}), publish=False)
+    at.detach("1001")
+    at.publish(200)
+    with pytest.raises(LakeError, match="partitions were removed"):
+        at.lake.undo(NAME, commit_lsn=199)
+
+
+def test_undo_of_a_new_key_is_written_if_the_partition_of_other_rows_was_detached(tmp_path: Path) -> None:
+    at = OneTable(tmp_path, [{"id": "1", "v": "one"}, {"id": "2", "v": "two"}])
+    at.turn(200, (DELETE, {"id": "1"}), (INSERT, {"id": "1001", "v": "one"}), publish=False)
+    at.detach("2")
+    at.publish(200)
+    assert [sql.split()[0] for sql in statements(at.lake.undo(NAME, commit_lsn=199))] == ["DELETE", "INSERT"]
+
+
 def test_undo_restores_a_row_that_its_transaction_updated_and_then_deleted(tmp_path: Path) -> None:
     at = OneTable(tmp_path, [{"id": "1", "v": "one"}])
     at.turn(200, (UPDATE, {"id": "1", "v": "ONE"}), (DELETE, {"id": "1"}))
