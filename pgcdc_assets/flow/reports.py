@@ -132,7 +132,7 @@ class SyncReport:
     gave_way: bool = False
     """Whether the run ended because a command waits for the lake."""
     left: list[tuple[TableName, str]] = field(default_factory=list)
-    """At the end of a run without ``follow``: the tables that the newest point does not list yet, for example because
+    """At the end of a run without ``follow``: the tables whose present mirrors no point lists yet, for example because
     they wait for a copy, each with the reason."""
 
     lost: PgcdcError | None = None

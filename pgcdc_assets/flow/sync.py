@@ -53,6 +53,7 @@ class Sync:
             self._stream.mark(self._work.progress.highest)
             self._stream.mark(self._work.progress.listed.shown_from)
             self._read_operator()
+            self._turns.begin()
             self._check_catalog()
             self._turns.report_foreign_changes()
             if not self._copies.under_way:
@@ -278,11 +279,13 @@ class Sync:
         )
 
     def _left(self) -> list[tuple[TableName, str]]:
-        """The tables that are not set aside, and that the newest point does not list, each with the reason."""
+        """The tables that are not set aside, and that the newest point does not list, or that no point may list at
+        their mirrors' position. Each with the reason."""
         progress = self._work.progress
         newest = progress.points.newest()
         listed = {} if newest is None else newest.tables
         behind = [entry for entry in progress if entry.state is not TableState.SET_ASIDE
-                  and not (entry.state.readable and entry.table.name in listed)]  # fmt: skip
+                  and not (entry.state.readable and entry.table.name in listed
+                           and entry.shown(entry.replay_lsn))]  # fmt: skip
         waits = "its copy has not ended, or no consistent point lists it yet"
         return [(entry.table.name, entry.reason or waits) for entry in behind]

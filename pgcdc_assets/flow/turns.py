@@ -60,6 +60,16 @@ class Turns:
         level = all(entry.replay_lsn >= complete for entry in self._work.progress.followed())
         return level and not self.point.at(complete)
 
+    def begin(self) -> None:
+        """Look for rows of dropped partitions in the log, before the run's first catalog check. Their relations were
+        dropped before this check, because the receiver of an earlier run did not find them in the catalog. So points
+        list their tables again from the LSN of this check on. A run without a given end always reaches this LSN, but
+        it may not reach the LSN of a catalog check that follows a turn."""
+        complete, tables = self._stream.complete_to, self._work.progress.followed()
+        span = LogSpan(self._work.log, LsnRange(min(self._work.progress.replay_lsn, complete), complete))
+        _unlist_roots(self._work, span, tables)
+        self._work.looked_to = complete
+
     def check_catalog(self) -> bool:
         """Publish new tables, check the catalog, and write comments to the mirrors. Returns False if a lock on a table
         prevents reading the catalog. In follow mode, the run then makes no points until the lock is released. Without
@@ -276,14 +286,19 @@ def _hold_strays(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> No
 def _unlist_roots(work: Work, span: LogSpan, tables: Sequence[TableRecord]) -> None:
     """Leave a partitioned table out of points below the next catalog check, if the log has rows of a relation that is
     not known, was dropped before the receiver read its facts, and had the table's columns. It may have been a partition
-    of the table. The source's table then had these rows until the drop, and the mirror never gets them."""
-    dropped = [shape for shape in span.shapes.values() if shape.forgotten]
+    of the table. The source's table then had these rows until the drop, and the mirror never gets them. Rows below
+    :attr:`Work.looked_to` are ignored."""
+    # The summaries of batches name the leaves of a table that is published via its root (see _hold_strays).
+    roots = [record.table for record in tables if record.table.partitioned and not record.table.via_root]
+    if not roots:
+        return
+    start, end = span.lsns.start, span.lsns.end
+    new = span.part(LsnRange(min(max(start, work.looked_to), end), end))
+    dropped = [shape for shape in new.shapes.values() if shape.forgotten]
     if not dropped:
         return
     known = {oid for record in work.progress for oid in (record.table.oid, *known_leaves(record.table))}
     columns = [{column.name for column in shape.columns} for shape in dropped if shape.relation_id not in known]
-    # The summaries of batches name the leaves of a table that is published via its root (see _hold_strays).
-    roots = [record.table for record in tables if record.table.partitioned and not record.table.via_root]
     work.progress.unlist(root.name for root in roots if {column.name for column in root.columns} in columns)
 
 

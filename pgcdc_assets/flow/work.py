@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pgcdc_assets.core.catalog import Catalog, Identity
 from pgcdc_assets.core.layout import Layout
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.feed.messages import MessageFeed
 from pgcdc_assets.feed.table import Feeds
@@ -38,6 +38,9 @@ class Work:
     """Failures of the feed of messages that this run has reported."""
     operation: Operation = field(default_factory=Operation)
     """The record of how this run ends, which ``status`` reports."""
+    looked_to: Lsn = ZERO
+    """Turns look for rows of dropped partitions only above this LSN. Below it, the run has looked for them before its
+    first catalog check."""
     meter: Meter = field(init=False)
 
     after_point: Callable[[], None] = lambda: None

@@ -3,11 +3,14 @@ partition."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.flow.reports import RunState, Silent
 from pgcdc_assets.points.points import ConsistentPoints
 from tests.fix_postgres import Database
 from tests.flow.rig import Rig, T, following, newest
@@ -30,6 +33,17 @@ _REASON = (
     "partition public.k_2 is in no publication, so its rows are not replicated: give the partition a REPLICA IDENTITY "
     "if it has none, or run `pgcdc setup`"
 )
+
+
+class _Writer(Silent):
+    """Commits a transaction on the source in each pass of the sync's loop, as a busy source does."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__()
+        self._rig = rig
+
+    def moving(self, now: Callable[[], RunState]) -> None:
+        self._rig.commit("UPDATE t SET v = v || 'a' WHERE id = 1")
 
 
 @pytest.fixture
@@ -85,6 +99,40 @@ def test_points_from_before_the_drop_of_a_partition_that_the_receiver_never_saw_
     rig.sync()
     assert P in newest(rig).tables
     rig.assert_equal("public.p", "public.t")
+
+
+@pytest.mark.parametrize(
+    ("tables", "changes"),
+    [
+        ("public.p", False),
+        pytest.param("public.p", True, marks=pytest.mark.long),
+        pytest.param("public.*", False, marks=pytest.mark.long),
+        pytest.param("public.*", True, marks=pytest.mark.long),
+    ],
+)
+def test_sync_goes_on_until_a_point_lists_a_table_whose_partition_was_dropped(
+    rig: Rig, tables: str, changes: bool
+) -> None:
+    """The source commits more transactions after the sync has chosen the LSN at which it ends. So the catalog check
+    that the dropped partition requires is above this LSN, and a point at this LSN may not list the table. ``changes``:
+    whether the table's other partition changes too."""
+    rig.settings = rig.settings.model_copy(update={"tables": [tables]})
+    rig.commit("CREATE TABLE p (day int PRIMARY KEY) PARTITION BY LIST (day)")
+    rig.commit("CREATE TABLE p_1 PARTITION OF p FOR VALUES IN (1, 3, 4)", "INSERT INTO p VALUES (1)")
+    rig.sync()
+    rig.observer = _Writer(rig)
+    for day in (3, 4):
+        rig.commit("CREATE TABLE p_2 PARTITION OF p FOR VALUES IN (2)")
+        rig.commit("INSERT INTO p VALUES (2)")
+        rig.commit("DROP TABLE p_2")
+        if changes:
+            rig.commit(f"INSERT INTO p VALUES ({day})")
+        written = rig.commit("UPDATE u SET v = v + 1")
+        assert rig.sync().left == []
+        at = Lake(rig.lake).at()
+        assert written < at.lsn
+        assert P in at.tables
+        rig.assert_equal("public.p")
 
 
 @pytest.mark.long
