@@ -50,17 +50,21 @@ class TablesProgress:
         list. At the newest point's LSN, such a table had another name, or its mirror lacked rows. So points list it
         again only at or above the LSN of the next catalog check.
 
-        The same is done with a partitioned table whose mirror has changed since the newest point, because the run that
-        changed it may have ended before it left the table out of a point (:meth:`unlist`)."""
+        The same is done with a partitioned table whose mirror has changed since the newest point or, if this point does
+        not list the table, since its copy. The run that changed the mirror may have ended before it left the table out
+        of a point (:meth:`unlist`)."""
         newest = self.points.newest()
-        if newest is None:
-            return
         for record in self.followed():
             name = record.table.name
-            if name in newest.tables and not (record.table.partitioned and record.replay_lsn > newest.replay_lsn):
+            listed_at = newest.replay_lsn if newest is not None and name in newest.tables else ZERO
+            changed = record.table.partitioned and record.replay_lsn > listed_at
+            if listed_at > ZERO and not changed:
                 continue
             listing, held = self.points.listing(name), self._target.standing(name)
-            if listing is not None and held is not None and listing.replay_lsn >= held.snapshot_lsn:
+            if held is None:
+                continue
+            since_copy = listing is not None and listing.replay_lsn >= held.snapshot_lsn
+            if since_copy or (changed and record.replay_lsn > held.snapshot_lsn):
                 self._tables[name] = replace(record, listed_from=None)
 
     def __contains__(self, name: TableName) -> bool:

@@ -322,6 +322,30 @@ def test_partitioned_table_that_changed_after_the_newest_point_waits_for_a_catal
         second.listed_from(Lsn(20))
 
 
+@pytest.mark.parametrize("listed", [set(), {"a"}])
+def test_partitioned_table_that_changed_after_its_copy_waits_for_a_catalog_check(
+    tmp_path: Path, listed: set[str]
+) -> None:
+    """A sync copied the table at LSN 10, applied changes up to LSN 20, and was killed before a point listed the table.
+    It may have found that rows of a dropped partition are missing. ``listed``: the tables of the newest point."""
+    layout, root = Layout.of(tmp_path), replace(B, partitioned=True)
+    catalog = Catalog(OWNER, "p", 180000, (A, root))
+    first = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    first.copying([A, root], Lsn(10))
+    for table in (A, root):
+        copied_at_10_applied_to_20(layout, table)
+        first.copied(table, Lsn(10), 2)
+    if listed:
+        first.moved(A.name, Lsn(20))
+        first.publish(Lsn(20), RECORDED)
+        assert _listed(first) == listed
+    second = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    for expected in ({"a"}, {"a", "b"}):
+        second.publish(Lsn(20), RECORDED)
+        assert _listed(second) == expected
+        second.listed_from(Lsn(20))
+
+
 def test_table_renamed_back_is_not_listed_at_the_newest_point(tmp_path: Path) -> None:
     """A sync brought the table up to the newest point's LSN, and was killed before it listed the table. At this LSN the
     table had a different name."""
