@@ -9,7 +9,7 @@ import pytest
 
 from pgcdc_assets.core.catalog import Column, PgType, Table
 from pgcdc_assets.core.names import TableName
-from pgcdc_assets.errors import SettingsError
+from pgcdc_assets.errors import CopyBlocked, SettingsError
 from pgcdc_assets.mirror.delta.mirrorschema import refusal
 from pgcdc_assets.source.catalog.pgclass import Index, RowIdentity, mirror_key
 from pgcdc_assets.source.catalog.tables import TablePatterns, read_tables, relation_facts
@@ -165,6 +165,27 @@ def test_a_table_whose_partitions_are_published_with_different_rows_or_columns_i
     )
     reason = refusal(found["p"])
     assert reason is None if not uneven else reason is not None and "partition public.p2 is published with" in reason
+
+
+@pytest.mark.since(15, "row filters")
+@pytest.mark.parametrize(("locked", "second"), [("p1", "NOT open"), ("p2", "NOT open"), ("p2", "open")])
+def test_row_filters_of_partitions_are_compared_as_before_while_one_of_them_is_locked(
+    database: Database, locked: str, second: str
+) -> None:
+    """The row filter of a locked partition cannot be read. If the catalog rows that publish the partitions have not
+    changed since an earlier reading, the result is the same as then. Otherwise it is not known."""
+    ddl = (
+        "CREATE TABLE p (id int, open bool, PRIMARY KEY (id, open)) PARTITION BY HASH (id);"
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES WITH (MODULUS 2, REMAINDER 1);"
+        f"CREATE PUBLICATION published FOR TABLE p1 WHERE (open), p2 WHERE ({second})"
+    )
+    before = tables_of(database, ddl, "published")["p"]
+    with connect(database.conninfo) as conn, connect(database.conninfo) as other, other.transaction():
+        other.execute(f"LOCK TABLE public.{locked} IN ACCESS EXCLUSIVE MODE".encode())
+        assert read_tables(conn, ["published"], before=[before]) == (before,)
+        with pytest.raises(CopyBlocked, match="is locked, so its row filter cannot be read"):
+            read_tables(conn, ["published"])
 
 
 @pytest.mark.since(15, "row filters and column lists")

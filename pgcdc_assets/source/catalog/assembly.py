@@ -57,7 +57,8 @@ class Assembly:
         return self._table(relation, relation.oid, senders, rows)
 
     def root(self, relation: CatalogRelation, senders: Sequence[CatalogRelation]) -> Table:
-        """Builds a partitioned table whose leaves (``senders``) are published under their own names."""
+        """Builds a partitioned table whose leaves (``senders``) are published under their own names. Its row filter is
+        UNREAD if the filter of any leaf is, because it is then not known whether the filters are the same."""
         stored = [sender for sender in senders if sender.outside is None]
         first = (stored or senders)[0]
         identities = [sender.identity for sender in stored] or [relation.identity]
@@ -65,11 +66,14 @@ class Assembly:
         unpublished = [leaf for leaf in others if leaf.outside is None] if self._ours(senders) else []
         table = self._table(relation, first.oid, identities, stored)
         uneven = next((sender.name for sender in stored if not self._alike(first, sender)), None)
-        return replace(table, unpublished=self._leaves(unpublished, relation, first.oid), uneven=uneven)
+        filters = {self.published[sender.oid].row_filter for sender in stored if sender.oid in self.published}
+        row_filter = UNREAD if UNREAD in filters else table.row_filter
+        left_out = self._leaves(unpublished, relation, first.oid)
+        return replace(table, unpublished=left_out, uneven=uneven, row_filter=row_filter)
 
     def _alike(self, first: CatalogRelation, leaf: CatalogRelation) -> bool:
         """Whether two leaves are published with the same row filter and columns. A filter that cannot be read now
-        is taken for the same."""
+        is taken for the same; the root's filter is then UNREAD too."""
         one, other = (self.published.get(relation.oid) for relation in (first, leaf))
         if one is None or other is None:
             return True

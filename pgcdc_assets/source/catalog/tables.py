@@ -55,9 +55,10 @@ def read_tables(
 ) -> tuple[Table, ...]:  # fmt: skip
     """Returns the mirrored tables of these publications, sorted by name: roots with their leaves, and plain tables.
 
-    The row filter of a locked table cannot be read. Then the filter is taken from ``before``, the tables of an earlier
-    reading, if the catalog rows that publish the table have not changed since. Otherwise CopyBlocked is raised or, if
-    ``blocked`` is given, the error is stored there under the table's name, and the table is left out of the result.
+    The row filter of a locked table or partition cannot be read. Then the filter is taken from ``before``, the tables
+    of an earlier reading, if the catalog rows that publish the table have not changed since. Otherwise CopyBlocked is
+    raised or, if ``blocked`` is given, the error is stored there under the table's name, and the table is left out of
+    the result.
     """
     with at_one_moment(conn):
         published = read_published(conn, publications, unread=True)
@@ -100,7 +101,7 @@ def _filtered(table: Table, before: Table | None) -> Table:
         return table
     if before is None or not table.marks.publications or before.marks.publications != table.marks.publications:
         refuse_unread(table.name)
-    return replace(table, row_filter=before.row_filter)
+    return replace(table, row_filter=before.row_filter, uneven=table.uneven or before.uneven)
 
 
 @contextmanager
