@@ -124,6 +124,7 @@ class CatalogWatch:
         refuse_emptied(work.catalog, live)
         shown = {table.name: table for table in live}
         _take_names(work, shown)
+        work.progress.types_seen(shown[record.table.name] for record in work.progress.followed())
         for record in [*work.progress.followed(), *work.progress.set_aside(), *work.progress.renamed_tables()]:
             self._compare(shown[record.table.name])
         for record in () if self.paused else work.progress.renamed_tables():
@@ -132,7 +133,7 @@ class CatalogWatch:
 
     def _compare(self, now: Table) -> None:
         work = self._work
-        record = work.progress.types_seen(now.name, now)
+        record = work.progress[now.name]
         differences = changes(record.table, now)
         line = reported(record, differences)
         if line and line != record.reported:

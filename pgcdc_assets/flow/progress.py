@@ -289,15 +289,17 @@ class TablesProgress:
                                      unchanged_from=held.recorded, reshaping=False, former=None)  # fmt: skip
         return True
 
-    def types_seen(self, name: TableName, now: Table) -> TableRecord:
-        """Record the types of a table's columns that a catalog check sees for the first time, so that later checks see
-        a change of them. Returns the table's record."""
-        entry = self[name]
-        table = replace(entry.table, marks=entry.table.marks.with_types(now.marks))
-        if entry.followed and table != entry.table:
-            self.states.set(table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
-            self._tables[name] = replace(entry, table=table)
-        return self[name]
+    def types_seen(self, live: Iterable[Table]) -> None:
+        """Record the types of columns of followed tables that a catalog check sees for the first time, so that later
+        checks see a change of them. One type may be used in many tables, so their states are stored together."""
+        seen: list[TableRecord] = []
+        for now in live:
+            entry = self[now.name]
+            table = replace(entry.table, marks=entry.table.marks.with_types(now.marks))
+            if entry.followed and table != entry.table:
+                seen.append(replace(entry, table=table))
+        self.states.set_records(seen)
+        self._tables.update((record.table.name, record) for record in seen)
 
     def unchanged(self, name: TableName, now: Table) -> None:
         """Record that a followed table still has the structure of its mirror. The table's present relfilenodes, and the

@@ -22,7 +22,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.recovery import recover
 from pgcdc_assets.log.commit import recover_log
 from pgcdc_assets.points.ledger import AT, Ledger, entries
-from pgcdc_assets.structure.record import TableState
+from pgcdc_assets.structure.record import TableRecord, TableState
 
 SCHEMA = pa.schema(
     [
@@ -77,8 +77,15 @@ class TableStates:
         self.set_all([table], state, lsn, reason)
 
     def set_all(self, tables: Iterable[Table], state: TableState, lsn: Lsn, reason: str | None = None) -> None:
-        """Sets the state of several tables in one Delta commit."""
-        if rows := [_stored(table, state, lsn, reason) for table in tables]:
+        """Sets the same state of several tables in one Delta commit."""
+        self._append([_stored(table, state, lsn, reason) for table in tables])
+
+    def set_records(self, records: Iterable[TableRecord]) -> None:
+        """Sets the states of followed tables in one Delta commit, each with its own position."""
+        self._append([_stored(one.table, TableState.CATCHING_UP, one.replay_lsn, one.reason) for one in records])
+
+    def _append(self, rows: list[dict[str, Any]]) -> None:
+        if rows:
             with self._writing:
                 self._ledger.append(rows)
             passed(FaultPoint.STATE_WRITTEN)

@@ -304,6 +304,19 @@ def test_no_point_lists_a_table_after_an_enum_value_that_was_added_since_the_cop
     assert run.listed() == {QUIET}
 
 
+def test_enum_value_that_a_catalog_check_finds_is_stored_in_one_commit_for_all_tables(run: Run) -> None:
+    progress, at = run.work.progress, run.work.log.position()
+    run.user.execute("ALTER TABLE quiet ADD m mood")
+    run.sync._catalog.check()
+    progress.moved(QUIET, at, 1, run.work.catalog.table(QUIET))
+    before = progress.states._ledger.version()
+    run.user.execute("ALTER TYPE mood ADD VALUE 'great'")
+    run.sync._catalog.check()
+    assert progress.states._ledger.version() == before + 1
+    stored = {table.name: {label.label for label in table.marks.labels} for table in progress.states.tables()}
+    assert stored == {name: {"sad", "ok", "great"} for name in (QUIET, T)}
+
+
 def test_no_point_lists_a_table_after_the_type_of_a_column_that_its_rows_brought_was_changed(run: Run) -> None:
     """The copy did not see this type, so its attributes are recorded by the check that first sees the type."""
     assert run.listed() == {QUIET, T}
