@@ -296,8 +296,8 @@ class NotReached(LakeError):
 
 
 class FeedGap(LakeError):
-    """A change feed lacks changes above the requested LSN. Read the mirror at a consistent point, then its changes
-    above that point."""
+    """A change feed lacks changes above the requested LSN, or the feed of messages lacks messages. Read the mirror, or
+    all messages that are left, at a consistent point, then what is new above that point."""
 
 
 class RegistryUnreachable(PgcdcError):

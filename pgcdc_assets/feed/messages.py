@@ -28,8 +28,8 @@ from pgcdc_assets.core.lsn import ZERO, Lsn, LsnRange
 from pgcdc_assets.delta.datafile import DataFile, FileReport, dataset
 from pgcdc_assets.delta.definition import create_table
 from pgcdc_assets.delta.log import Added, DeltaLog
-from pgcdc_assets.errors import LakeError
-from pgcdc_assets.feed.table import FEED_PROPERTIES, DeltaFeed, bounds_of
+from pgcdc_assets.errors import FeedGap, LakeError
+from pgcdc_assets.feed.table import FEED_PROPERTIES, DeltaFeed
 from pgcdc_assets.log.reader import ChangeLog
 from pgcdc_assets.log.segment import read_slices
 from pgcdc_assets.log.span import LogSpan
@@ -105,8 +105,8 @@ class MessageFeed(DeltaFeed):
 
     def begin(self, at: Lsn, log_start: Lsn) -> None:
         """Creates the Delta table if it does not exist. The feed then begins at ``at``. An existing feed may end below
-        ``log_start``: retention deleted a part of the log while no messages were requested. Such a feed continues from
-        ``log_start``."""
+        ``log_start``: retention deleted a part of the log while no messages were requested. Such a feed then covers
+        nothing below ``log_start``, but its files stay."""
         if not self.exists:
             if self._delta is None:
                 create_table(self.path, Schema.from_arrow(SCHEMA), FEED_PROPERTIES, {}, self._root)
@@ -115,7 +115,7 @@ class MessageFeed(DeltaFeed):
             # If the table exists without positions of this slot, its files belong to another slot. Remove them.
             self._write(self._delta.files, [], LsnRange(at, at))
         elif self.complete_to < log_start:
-            self._write([], [], LsnRange(min(self.covered.start, log_start), log_start))
+            self._write([], [], LsnRange(log_start, log_start))
         self.settle()
 
     def advance(self, log: LogSpan, upto: Lsn) -> MessagesTaken:
@@ -132,17 +132,25 @@ class MessageFeed(DeltaFeed):
 
     def derive_again(self, log: ChangeLog, span: LsnRange) -> MessagesTaken:
         """Derives the messages of ``span`` from the log again, and replaces them in the feed. Only whole files can be
-        replaced, so messages outside of ``span`` may be derived again, too."""
+        replaced, so messages outside of ``span`` may be derived again, too. If a replaced file has messages below the
+        log's start, they are lost, and the feed then begins at the log's start."""
         covered = self.covered
         span = LsnRange(max(span.start, covered.start), max(min(span.end, covered.end), covered.start))
         if span.start >= span.end:
             return MessagesTaken()
         wider, gone = self._replaced(span)
-        files, taken = derived(self.path, LogSpan(log, wider), self._encoding)
+        begin = max(wider.start, log.start)
+        files, taken = derived(self.path, LogSpan(log, LsnRange(begin, wider.end)), self._encoding)
         if files or gone:
-            self._write(gone, files, covered)
+            start = covered.start if begin == wider.start else max(covered.start, begin)
+            self._write(gone, files, LsnRange(start, covered.end))
             self.settle()
         return taken
+
+    def rows(self, span: LsnRange, wanted: pc.Expression) -> pa.Table:
+        """Returns the messages of the span for which ``wanted`` is true, in no particular order."""
+        files = [self.path / file.path for file, _, _ in self._bounds(span)]
+        return dataset(files, SCHEMA).to_table(filter=wanted)
 
     def compact(self) -> int:
         """Merges small files with consecutive messages. Returns by how many files the feed became smaller."""
@@ -242,23 +250,27 @@ def _written(folder: Location, parts: Sequence[pa.Table] | Iterator[pa.Table]) -
 def read_messages(layout: Layout, span: LsnRange, stood: Lsn, commits: Sequence[int] | None = None) -> pa.Table:
     """Returns the messages of the span in order, from the newest version of the feed. ``stood``: the end of the feed
     when the point was published, as the point recorded it. ``commits``: only the messages of the transactions with
-    these ``commit_lsn``. Raises LakeError if the feed ends below ``stood``, or cannot be read."""
-    delta = DeltaLog(layout.messages).newest()
-    if delta is None:
-        raise LakeError("does not exist", thing=f"feed {layout.messages}")
-    stands = Lsn(max(delta.positions.values(), default=0))
-    if stands < stood:
-        raise LakeError(f"ends at {stands}, but a consistent point says that it is complete to {stood}",
-                        thing=f"feed {layout.messages}")  # fmt: skip
-    files = [
-        file for file in delta.files if (bounds := bounds_of(file, ORDER_LSN))[0] < span.end and bounds[1] >= span.start
-    ]
+    these ``commit_lsn``.
+
+    Raises LakeError if the feed ends below ``stood``, or cannot be read. Without ``commits``, raises FeedGap if the
+    feed lacks messages of the span. A span that starts at zero asks only for the messages that are left."""
+    feed, thing = MessageFeed(layout, ChangeLog(layout).identity), f"feed {layout.messages}"
+    if not feed.exists:
+        raise LakeError("does not exist", thing=thing)
+    start, end = feed.covered.start, feed.covered.end
+    if end < stood:
+        raise LakeError(f"ends at {end}, but a consistent point says that it is complete to {stood}", thing=thing)
+    if commits is None and ZERO < span.start < min(start, span.end):
+        raise FeedGap(
+            f"lacks the messages between {span.start} and {start}", thing=thing, lsn=span.start,
+            do="retention deleted them, or they were not requested; read all messages that are left with `messages()`",
+        )  # fmt: skip
     at = pc.field(ORDER_LSN)
     wanted = (at >= int(span.start)) & (at < int(span.end))
     if commits is not None:
         wanted &= pc.field("commit_lsn").isin(pa.array(commits, pa.int64()))
     try:
-        rows = dataset([layout.messages / file.path for file in files], SCHEMA).to_table(filter=wanted)
+        rows = feed.rows(span, wanted)
     except (OSError, pa.ArrowException) as error:
-        raise LakeError(f"cannot be read: {type(error).__name__}", thing=f"feed {layout.messages}") from None
+        raise LakeError(f"cannot be read: {type(error).__name__}", thing=thing) from None
     return rows.sort_by([(ORDER_LSN, "ascending"), ("ordinal", "ascending")])

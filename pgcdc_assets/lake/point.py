@@ -129,7 +129,8 @@ class LakeAt:
 
         The transactional messages are exactly the messages of the transactions that the mirrors contain at this point.
         Messages outside transactions are placed among them by LSN. Raises LakeError if the point has no messages (the
-        setting ``messages`` was empty), or if the feed cannot be read.
+        setting ``messages`` was empty), or if the feed cannot be read. Raises FeedGap if ``after`` is not zero, and the
+        feed lacks messages above it.
         """
         start = Lsn.of(after)
         if self._point.messages is None:

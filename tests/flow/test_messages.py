@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
+from pgcdc_assets.core import retention
 from pgcdc_assets.core.lsn import Lsn, LsnRange
-from pgcdc_assets.errors import LakeError, UsageError
+from pgcdc_assets.errors import FeedGap, LakeError, UsageError
 from pgcdc_assets.feed import messages as feed_messages
 from pgcdc_assets.feed import table as feed_table
 from pgcdc_assets.flow import messages as flow_messages
 from pgcdc_assets.flow.maintenance import Allowance
 from pgcdc_assets.flow.outcomes import OperationKind
 from pgcdc_assets.flow.reports import Silent
+from pgcdc_assets.log.upkeep import forget
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.settings import Settings
 from pgcdc_assets.store.local import path_of
@@ -62,6 +65,16 @@ def emit(rig: Rig, prefix: str, content: str) -> Lsn:
 
 def contents(rows: pa.Table) -> list[str]:
     return [value.decode() for value in rows["content"].to_pylist()]
+
+
+def maintain_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a maintenance that deletes all data that nothing needs, however young the data is."""
+    settings = rig.settings
+    rig.settings = settings.model_copy(update={"retention": timedelta(0)})
+    with monkeypatch.context() as at_once:
+        at_once.setattr(retention, "GRACE", timedelta(0))
+        rig.engine().maintain(Allowance())
+    rig.settings = settings
 
 
 def check_points(rig: Rig) -> None:
@@ -129,6 +142,70 @@ def test_feed_of_messages_can_be_derived_again_for_an_lsn_range(rig: Rig) -> Non
     os.rename(path_of(empty), path_of(empty).with_name("away"))
     with pytest.raises(UsageError, match="the feed of messages"):
         rig.engine().messages_range(spans[0])
+
+
+@pytest.mark.long
+def test_messages_after_an_lsn_report_a_gap_if_retention_has_deleted_some(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        order(rig, number)
+        rig.sync()
+    first, last = (Lsn(lsn) for lsn in Lake(rig.lake).at().messages()["order_lsn"].to_pylist())
+    idle = Lake(rig.lake).at().lsn
+    maintain_at_once(rig, monkeypatch)
+    order(rig, 2)
+    rig.sync()
+    at = Lake(rig.lake).at()
+    with pytest.raises(FeedGap, match=r"lacks the messages between .*; read all messages that are left"):
+        at.messages(after=Lsn(first - 1))
+    with pytest.raises(FeedGap):
+        at.messages(after=last)
+    assert contents(at.messages()) == contents(at.messages(after=idle)) == ["2"]
+    assert contents(at.messages(after=at.lsn)) == []
+
+
+@pytest.mark.long
+def test_messages_after_an_lsn_report_a_gap_if_the_log_was_cut_while_no_messages_were_asked_for(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order(rig, 0)
+    rig.sync()
+    before, asked = Lake(rig.lake).at().lsn, rig.settings
+    rig.settings = asked.model_copy(update={"messages": ()})
+    order(rig, 1)
+    rig.sync()
+    maintain_at_once(rig, monkeypatch)
+    rig.settings = asked
+    order(rig, 2)
+    rig.sync()
+    at = Lake(rig.lake).at()
+    with pytest.raises(FeedGap):
+        at.messages(after=before)
+    assert contents(at.messages()) == ["0", "2"]
+
+
+@pytest.mark.long
+def test_messages_after_an_lsn_report_a_gap_if_a_repair_replaced_a_file_that_the_log_has_only_in_part(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        order(rig, number)
+        rig.sync()
+    before = Lsn(Lake(rig.lake).at().messages()["order_lsn"][0].as_py())
+    spans = [report.span for report in rig.observer.ranges]
+    monkeypatch.setattr(feed_table, "FEWEST_MERGED", 2)
+    with rig.engine()._by_hand(OperationKind.MAINTENANCE) as work:
+        assert work.messages is not None
+        assert work.messages.compact() == 1
+        assert forget(work.log, spans[-1].start) > 0
+        assert work.messages.forget(work.log.start) == 0
+    assert contents(Lake(rig.lake).at().messages(after=before)) == ["0", "1"]
+    rig.engine().messages_range(spans[-1])
+    with pytest.raises(FeedGap):
+        Lake(rig.lake).at().messages(after=before)
+    assert contents(Lake(rig.lake).at().messages()) == ["1"]
+    assert contents(Lake(rig.lake).at().messages(after=spans[-1].start)) == ["1"]
 
 
 @pytest.mark.long
