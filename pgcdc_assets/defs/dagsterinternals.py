@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 from dagster._check import CheckError
-from dagster._core.events import DagsterEvent
+from dagster._core.events import DagsterEvent, DagsterEventType, EngineEventData
 from dagster._core.instance import RUNLESS_RUN_ID
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log import SqlEventLogStorage, SqliteEventLogStorage
@@ -42,6 +42,26 @@ def location_of(context: Any) -> dg.RepositoryDefinition | None:
     with suppress(CheckError):
         repository: dg.RepositoryDefinition | None = context.repository_def
         return repository
+    return None
+
+
+_READ_LAKE, _READ_LSN = "pgcdc/read_lake", "pgcdc/read_lsn"
+"""Keys in the metadata of the event of :func:`record_read_lsn`."""
+
+
+def record_read_lsn(instance: dg.DagsterInstance, run: dg.DagsterRun, lake: str, lsn: str) -> None:
+    """Record in the run's events that the run reads the mirrors of ``lake`` at ``lsn``. A tag is not used for this,
+    because a new run that is made from this run would get the same tags."""
+    found = EngineEventData({_READ_LAKE: dg.MetadataValue.text(lake), _READ_LSN: dg.MetadataValue.text(lsn)})
+    instance.report_engine_event(f"This run reads the mirrors of {lake} at {lsn}.", run, found)
+
+
+def read_lsn(instance: dg.DagsterInstance, run_id: str, lake: str) -> str | None:
+    """The LSN that was recorded first for the run and ``lake`` (:func:`record_read_lsn`); None if there is none."""
+    for entry in instance.all_logs(run_id, of_type=DagsterEventType.ENGINE_EVENT):
+        metadata = entry.get_dagster_event().engine_event_data.metadata
+        if _READ_LSN in metadata and metadata[_READ_LAKE].value == lake:
+            return str(metadata[_READ_LSN].value)
     return None
 
 

@@ -5,15 +5,18 @@ inputs of a run are read at one consistent point."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from dagster_spark.utils import flatten_dict
 
+from pgcdc_assets.core import retention
 from pgcdc_assets.core.ending import ENDING
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.defs.dagsterinternals import read_lsn, record_read_lsn
+from pgcdc_assets.errors import LakeError
 from pgcdc_assets.settings import MASTER, SPARK_MASTER, Settings
 
 if TYPE_CHECKING:
@@ -133,8 +136,9 @@ class PgcdcLake(dg.ConfigurableIOManager):
     """The lake of one source, as a resource and as an IO manager for inputs.
 
     As an IO manager, it loads the mirror of an upstream asset as ``pyarrow.Table``, or as ``pandas.DataFrame`` or
-    ``polars.DataFrame`` if the parameter has this type. It reads the newest point that was published before the run was
-    created, so all inputs of all steps of a run are read at the same LSN. As a resource, :meth:`at` reads any point.
+    ``polars.DataFrame`` if the parameter has this type. All inputs of all steps of a run are read at the same LSN: the
+    newest point that was published before the run was created, or a newer point. As a resource, :meth:`at` reads any
+    point.
     """
 
     root: str
@@ -148,9 +152,43 @@ class PgcdcLake(dg.ConfigurableIOManager):
 
     def load_input(self, context: dg.InputContext) -> Any:
         """The rows of the input's mirror. Raises UnknownTable if the point does not list the table, and LakeError if
-        there is no point."""
-        rows = self.at(_created(context)).arrow(_table(context))
+        there is no point, or if the run has read other inputs at a point that was deleted since."""
+        rows = self._of_run(context).arrow(_table(context))
         return _converted(rows, context.dagster_type.typing_type)
+
+    def _of_run(self, context: dg.InputContext) -> "LakeAt":
+        """The point at which the run reads its inputs. The run's first input chooses the point, and records its LSN in
+        the run's events. Without the record, a later input would be read at an older point if the point was deleted
+        in the meantime."""
+        record = _run(context)
+        if record is None:
+            return self.at()
+        run = record.dagster_run
+        if read_lsn(context.instance, run.run_id, self.root) is None:
+            record_read_lsn(context.instance, run, self.root, str(self._chosen(record.create_timestamp).lsn))
+        # Another step of the run may have recorded an LSN first.
+        lsn = read_lsn(context.instance, run.run_id, self.root)
+        at = self.at(lsn)
+        if str(at.lsn) != lsn:
+            raise LakeError(
+                f"no longer has the consistent point {lsn}, at which this run has read other inputs",
+                thing=f"lake {self.root}", do="start a new run, and let it read all mirrors within an hour",
+            )  # fmt: skip
+        return at
+
+    def _chosen(self, created: datetime) -> "LakeAt":
+        """The point for a run that was created at ``created``: the newest point that was published before. Of older
+        points, only some are kept. So if the newest that is left is old, a newer one may have been deleted. The run
+        then reads the next newer point, because it must see the change of a mirror that has started it."""
+        from pgcdc_assets.core.layout import Layout
+        from pgcdc_assets.core.lsn import ZERO
+        from pgcdc_assets.points.points import ConsistentPoints
+
+        points = ConsistentPoints(Layout.of(self.root))
+        point = points.published_by(created)
+        if point is None or datetime.now(UTC) - point.at > retention.EVERY_POINT / 2:
+            point = points.above(ZERO if point is None else point.replay_lsn) or point
+        return self.at(None if point is None else point.replay_lsn)
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         raise dg.DagsterInvariantViolationError(
@@ -159,14 +197,13 @@ class PgcdcLake(dg.ConfigurableIOManager):
         )
 
 
-def _created(context: dg.InputContext) -> datetime | None:
-    """The time at which the run was created. None outside a run."""
+def _run(context: dg.InputContext) -> dg.RunRecord | None:
+    """The run that loads the input. None outside a run."""
     try:
         run_id = context.step_context.run_id
     except dg.DagsterInvariantViolationError:
         return None
-    record = context.instance.get_run_record_by_id(run_id)
-    return record.create_timestamp if record else None
+    return context.instance.get_run_record_by_id(run_id)
 
 
 def _table(context: dg.InputContext) -> TableName:

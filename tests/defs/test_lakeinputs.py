@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -11,9 +12,11 @@ import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 from pgcdc_assets import Lake, PgcdcLake
+from pgcdc_assets.core import retention
 from pgcdc_assets.core.layout import Layout
 from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.errors import LakeError
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.store.local import path_of
 
@@ -38,6 +41,12 @@ def publish(root: Path, lsn: int) -> None:
         )  # fmt: skip
         versions[table] = lsn // 100 - 1
     ConsistentPoints(layout).publish(Lsn(lsn), versions, dict.fromkeys(versions, Lsn(lsn)))
+
+
+def delete_points(root: Path, keep: int) -> None:
+    """Deletes all points except the newest point and the point at ``keep``, as maintenance does with older points."""
+    now = datetime.now(UTC)
+    ConsistentPoints(Layout.of(root)).prune(now + timedelta(hours=1), [], now, in_use=Lsn(keep))
 
 
 @pytest.fixture
@@ -76,6 +85,45 @@ def test_all_inputs_of_a_run_are_read_at_the_point_that_was_newest_at_its_start(
 
     assert _ran(lake, first, second) == [[1, 1], [1, 1]]
     assert _ran(lake, second) == [[2, 2]]
+
+
+def test_an_input_is_not_read_at_an_older_point_than_other_inputs_of_the_run(lake: PgcdcLake) -> None:
+    publish(Path(lake.root), 200)
+
+    @dg.asset(ins={"orders": dg.AssetIn(KEYS[ORDERS], input_manager_key="shop_lake")})
+    def first(orders: pa.Table) -> list[int]:
+        publish(Path(lake.root), 300)
+        delete_points(Path(lake.root), keep=100)
+        return _ids(orders)
+
+    @dg.asset(ins={"lines": dg.AssetIn(KEYS[LINES], input_manager_key="shop_lake")}, deps=[first])
+    def second(lines: pa.Table) -> list[int]:
+        return _ids(lines)
+
+    with pytest.raises(LakeError, match=r"no longer has the consistent point 0/C8.*start a new run"):
+        _ran(lake, first, second)
+    assert _ran(lake, second) == [[3]]
+
+
+def test_a_run_that_waited_reads_no_point_below_the_one_that_was_newest_when_it_was_created(
+    lake: PgcdcLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "EVERY_POINT", timedelta(0))
+    publish(Path(lake.root), 200)
+
+    @dg.asset
+    def waited() -> list[int]:
+        publish(Path(lake.root), 300)
+        delete_points(Path(lake.root), keep=100)
+        publish(Path(lake.root), 400)
+        return []
+
+    @dg.asset(ins={"orders": dg.AssetIn(KEYS[ORDERS], input_manager_key="shop_lake")}, deps=[waited])
+    def seen(orders: pa.Table) -> list[int]:
+        return _ids(orders)
+
+    assert _ran(lake, waited, seen) == [[], [3]]
+    assert _ran(lake, seen) == [[4]]
 
 
 def test_metadata_of_an_input_may_name_the_table_to_read(lake: PgcdcLake) -> None:
