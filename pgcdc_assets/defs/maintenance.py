@@ -107,10 +107,11 @@ def forget_runs(
     gone = 0
     for record in list(_ended(instance, names, oldest)):
         run_id = record.dagster_run.run_id
-        ours = record.dagster_run.job_name in (*names.jobs, names.verify_job) or {
-            *(record.dagster_run.asset_selection or ())
-        } <= {*assets}
-        if not ours or run_id in needed or (record.end_time or 0.0) >= oldest.timestamp():
+        if (
+            not _is_ours(record.dagster_run, names, assets)
+            or run_id in needed
+            or (record.end_time or 0.0) >= oldest.timestamp()
+        ):
             continue
         if runs_out():
             break
@@ -119,6 +120,13 @@ def forget_runs(
     # The sensor records an observation of the slot every half minute. These observations belong to no run.
     delete_observations(instance, of.placed(names.slot), oldest)
     return gone
+
+
+def _is_ours(run: dg.DagsterRun, names: Names, assets: Sequence[dg.AssetKey]) -> bool:
+    """Whether the run worked only on this source. A run of the user's own job may have no selection. It then
+    materializes all assets of the job, which may include the user's assets."""
+    selected = {*(run.asset_selection or ())}
+    return run.job_name in (*names.jobs, names.verify_job) or (bool(selected) and selected <= {*assets})
 
 
 def _ended(instance: dg.DagsterInstance, names: Names, oldest: datetime) -> Iterator[dg.RunRecord]:

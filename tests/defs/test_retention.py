@@ -25,6 +25,7 @@ from tests.defs.doubles import span
 OF = Replication(Settings())
 MIRROR, QUIET_MIRROR = NAMES.key("public", "orders"), NAMES.key("public", "quiet")
 ASSETS = [NAMES.change_log, MIRROR, QUIET_MIRROR]
+QUIETLY = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 def run(instance: dg.DagsterInstance, *keys_: str, assets: list[dg.AssetKey], of: Names | None = NAMES) -> str:
-    """Creates a run that materialized these partitions of these assets. Returns its id."""
+    """Creates a run of the sync that materialized these partitions of these assets. Returns its id."""
 
     @dg.op
     def record(context: dg.OpExecutionContext) -> None:
@@ -43,12 +44,11 @@ def run(instance: dg.DagsterInstance, *keys_: str, assets: list[dg.AssetKey], of
             for key in keys_ or (None,):
                 context.log_event(dg.AssetMaterialization(asset, partition=key))
 
-    @dg.job
+    @dg.job(name=(of or NAMES).sync_job)
     def sync() -> None:
         record()
 
-    console = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-    return sync.execute_in_process(run_config=console, instance=instance, tags=of.tags if of else {}).run_id
+    return sync.execute_in_process(run_config=QUIETLY, instance=instance, tags=of.tags if of else {}).run_id
 
 
 def rows(folder: Path) -> int:
@@ -100,6 +100,31 @@ def test_only_runs_of_deleted_ranges_are_deleted(instance: dg.DagsterInstance, t
     newest = run(instance, span(0x30, 0x40).key, assets=ASSETS)
     assert forget_runs(instance, OF, ASSETS, datetime.fromtimestamp(time.time() + 1, UTC), lambda: False) == 3
     assert {record.run_id for record in instance.get_runs()} == {foreign, other, under_way, newest}
+
+
+def test_a_run_of_a_users_job_is_deleted_only_if_it_selected_only_assets_of_the_source(
+    instance: dg.DagsterInstance,
+) -> None:
+    @dg.asset(key=MIRROR)
+    def mirror() -> None: ...
+
+    @dg.asset
+    def mine() -> None: ...
+
+    nightly = dg.define_asset_job("nightly", [mirror, mine])
+    job = dg.Definitions(assets=[mirror, mine], jobs=[nightly]).resolve_job_def("nightly")
+
+    def nightly_run(selected: list[dg.AssetKey] | None) -> str:
+        ran = job.execute_in_process(QUIETLY, instance, asset_selection=selected, tags=NAMES.tags)
+        return ran.run_id
+
+    # A schedule or a sensor starts an asset job without a selection. The run then materializes all assets of the job.
+    runs = [nightly_run(selected) for selected in (None, [mine.key, MIRROR], [MIRROR], [MIRROR])]
+    whole = instance.get_run_by_id(runs[0])
+    assert whole is not None
+    assert not whole.asset_selection
+    assert forget_runs(instance, OF, ASSETS, datetime.fromtimestamp(time.time() + 1, UTC), lambda: False) == 1
+    assert {record.run_id for record in instance.get_runs()} == {*runs} - {runs[2]}
 
 
 def test_the_dagster_instance_of_a_project_deletes_old_ticks(instance: dg.DagsterInstance) -> None:
