@@ -276,19 +276,9 @@ def consistent_points(of: Replication, tables: Sequence[Table]) -> dg.AssetSpec:
 
 
 def _tell(context: dg.AssetExecutionContext, key: dg.AssetKey, selection: Selection, found: metadata.Metadata) -> None:
-    """Record metadata for each selected partition. Every partition gets its own LSN bounds. ``found`` has the counts of
-    all selected partitions together, so only the last partition gets ``found``. Plots and sums then count nothing
-    twice."""
-    last = selection.ranges[-1]
-    for span in selection.ranges:
-        own = metadata.lsns(start_lsn=span.start, end_lsn=span.end)
-        if len(selection.ranges) > 1:
-            counted = (
-                f"the counts are for {len(selection.ranges)} partitions together, {selection.span}; "
-                "only the last partition has them"
-            )
-            own["counted"] = dg.MetadataValue.text(counted)
-        context.add_asset_metadata(found | own if span == last else own, asset_key=key, partition_key=span.key)
+    """Record metadata for each selected partition (see :func:`metadata.of_each`)."""
+    for span, own in metadata.of_each(selection.ranges, selection.span, found):
+        context.add_asset_metadata(own, asset_key=key, partition_key=span.key)
     for odd in selection.odd:
         passed_over = {
             "passed_over": dg.MetadataValue.text(f"this partition is not a range of the change log; {DELETE}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from pgcdc_assets.core.catalog import Column, PgType, Table
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import Lsn, LsnRange
 
 if TYPE_CHECKING:
     from pgcdc_assets.flow.reports import RangeReport, StructureChange, TableTurn
@@ -61,6 +61,18 @@ def of_range(report: RangeReport) -> Metadata:
             {"lag_bytes": report.lag_bytes, "lag_seconds": report.lag_seconds, "transactions": report.transactions}
         )
     )
+
+
+def of_each(ranges: Sequence[LsnRange], whole: LsnRange, found: Metadata) -> Iterator[tuple[LsnRange, Metadata]]:
+    """Each range of ``ranges`` with its own metadata. Every range gets its own LSN bounds. ``found`` has the counts of
+    the ``whole`` range that a run processed, so only the last range gets ``found``. Plots and sums then count nothing
+    twice."""
+    for span in ranges:
+        own = lsns(start_lsn=span.start, end_lsn=span.end)
+        if span != whole:
+            counted = f"the counts are for the range {whole}; of its partitions, only the last one has them"
+            own["counted"] = dg.MetadataValue.text(counted)
+        yield span, found | own if span == ranges[-1] else own
 
 
 def of_structure(report: StructureChange) -> Metadata:

@@ -72,16 +72,16 @@ def sync_job(of: Replication) -> dg.JobDefinition:
 def repair_job(of: Replication) -> dg.JobDefinition:
     def repair(context: dg.OpExecutionContext, config: RepairConfig) -> None:
         with writing_run(of, context):
-            table, span = TableName.parse(config.table), LsnRange.parse(config.span)
-            report = engine_at_rest(of, context, f"repair {table}").repair(table, span)
-        found = metadata.of_mirror(report, report.tables.get(table), None) | {"repaired": dg.MetadataValue.bool(True)}
-        context.add_output_metadata(found)
-        for known in of.register(context.instance).known():
-            if report.span.start <= known.start and known.end <= report.span.end:
-                event = dg.AssetMaterialization(
-                    of.within(context).key("mirror", table), partition=known.key, metadata=found
-                )
-                context.log_event(event)
+            table, asked = TableName.parse(config.table), LsnRange.parse(config.span)
+            report = engine_at_rest(of, context, f"repair {table}").repair(table, asked)
+        mark: metadata.Metadata = {"repaired": dg.MetadataValue.bool(True)}
+        found, whole = metadata.of_mirror(report, report.tables.get(table), None), report.span
+        context.add_output_metadata(found | mark)
+        known = of.register(context.instance).known()
+        covered = [span for span in known if whole.start <= span.start and span.end <= whole.end]
+        for span, own in metadata.of_each(covered, whole, found):
+            key = of.within(context).key("mirror", table)
+            context.log_event(dg.AssetMaterialization(key, partition=span.key, metadata=own | mark))
         watcher(of, context).range_closed(report)
 
     return job_of_one_op(

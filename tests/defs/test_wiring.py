@@ -461,7 +461,7 @@ def test_mirrors_that_are_materialised_for_several_ranges_are_applied_in_one_cal
     assert script.asked == [("apply", (ORDERS, EVENTS), span(0x10, 0x30))]
     found = metadata(instance, ["public", "orders"], ranges[1].key)
     assert (found["start_lsn"], found["end_lsn"], found["rows_inserted"]) == ("0/20", "0/30", 5)
-    assert "2 partitions" in found["counted"]
+    assert "0/10..0/30" in found["counted"]
     # Only one of the two ranges has the row counts. Otherwise sums over partitions would count the rows twice.
     first = metadata(instance, ["public", "orders"], ranges[0].key)
     assert (first["start_lsn"], first.get("rows_inserted"), first["counted"]) == ("0/10", None, found["counted"])
@@ -568,18 +568,37 @@ def test_materialising_a_snapshot_copies_a_table_again_if_the_configuration_says
     assert instance.get_dynamic_partitions(COPIES) == [old, new]
 
 
-def test_a_repair_is_recorded_as_a_materialization_of_each_range_that_it_covers(instance: dg.DagsterInstance) -> None:
+def repaired(instance: dg.DagsterInstance, asked: LsnRange) -> dict[str, dict[str, Any]]:
+    """Runs a repair of a range while Dagster has three ranges from 0/10 to 0/40. Returns the metadata of the
+    materializations of the mirror, by partition key."""
     for known in (span(0x10, 0x20), span(0x20, 0x30), span(0x30, 0x40)):
         RangeRegister(instance, NAMES).add(known)
     script = Script()
-    config = {"table": "orders", "span": "0/10..0/30"}
+    config = {"table": "orders", "span": str(asked)}
     result = repair_job(OF).execute_in_process(
         run_config={"ops": {NAMES.of(REPAIR_OP): {"config": config}}, "loggers": QUIET},
         instance=instance,
         resources=resources(script),
     )
     assert result.success
-    assert script.asked == [("repair", ORDERS, span(0x10, 0x30))]
-    done = instance.get_materialized_partitions(NAMES.of_stage("mirror", ORDERS))
-    assert done == {span(0x10, 0x20).key, span(0x20, 0x30).key}
-    assert metadata(instance, ["public", "orders"], span(0x10, 0x20).key)["repaired"] is True
+    assert script.asked == [("repair", ORDERS, asked)]
+    done = sorted(instance.get_materialized_partitions(NAMES.of_stage("mirror", ORDERS)))
+    return {key: metadata(instance, ["public", "orders"], key) for key in done}
+
+
+def test_a_repair_is_recorded_as_a_materialization_of_each_range_that_it_covers(instance: dg.DagsterInstance) -> None:
+    done = repaired(instance, span(0x10, 0x30))
+    assert list(done) == [span(0x10, 0x20).key, span(0x20, 0x30).key]
+    first, last = done.values()
+    assert (first["start_lsn"], first["end_lsn"], first["repaired"]) == ("0/10", "0/20", True)
+    assert (last["start_lsn"], last["end_lsn"], last["repaired"]) == ("0/20", "0/30", True)
+    assert (first.get("rows_inserted"), last["rows_inserted"]) == (None, 5)
+    assert "0/10..0/30" in first["counted"] == last["counted"]
+
+
+def test_a_repair_says_that_it_counted_more_than_the_only_range_that_it_covers(instance: dg.DagsterInstance) -> None:
+    done = repaired(instance, span(0x10, 0x28))
+    (only,) = done.values()
+    assert (only["start_lsn"], only["end_lsn"], only["rows_inserted"]) == ("0/10", "0/20", 5)
+    assert "0/10..0/28" in only["counted"]
+    assert list(done) == [span(0x10, 0x20).key]
