@@ -50,10 +50,9 @@ def prune_points(work: Work, now: datetime) -> int:
     many stay. The point that a running ``verify`` reads stays, however long ``verify`` takes. Returns how many points
     were deleted."""
     span = min(work.settings.retention, retention.LONGEST_POINTS)
-    followed = [entry.table.name for entry in work.progress.followed()]
-    oldest = retention.oldest_kept(now, span, retention.GRACE)
+    oldest, needed = retention.oldest_kept(now, span, retention.GRACE), work.progress.needed_listings
     request = verify_request(work.layout)
-    return work.progress.points.prune(oldest, followed, now, in_use=None if request is None else request.lsn)
+    return work.progress.points.prune(oldest, needed, now, in_use=None if request is None else request.lsn)
 
 
 class Thinning:

@@ -119,12 +119,12 @@ class TablesProgress:
 
     def heal(self, tables: Sequence[TableName]) -> None:
         """Follow tables again that were set aside, starting at their mirrors' positions. If the reason for which a
-        table was set aside still exists, a later turn or catalog check sets it aside again. UsageError for a table that
-        is not set aside or cannot be mirrored. NotRepairable if the log no longer has all changes that the mirror
-        lacks."""
+        table was set aside still exists, a later turn or catalog check sets it aside again. If another writer has
+        changed rows of the mirror, the table is in :attr:`changed` again. UsageError for a table that is not set aside
+        or cannot be mirrored. NotRepairable if the log no longer has all changes that the mirror lacks."""
         healed = {name: self._healed(self[name]) for name in tables}
         for name, entry in healed.items():
-            self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn)
+            self.states.set(entry.table, TableState.CATCHING_UP, entry.replay_lsn, entry.reason)
             self._tables[name] = replace(entry, listed_from=None)
 
     def _healed(self, entry: TableRecord) -> TableRecord:
@@ -144,7 +144,7 @@ class TablesProgress:
             what = f"is at {held.replay_lsn}, but the log begins at {begin}: the changes between these LSNs are lost"
             raise NotRepairable(what, thing=f"mirror {name}", lsn=held.replay_lsn, do=copied_anew)
         return replace(entry, state=TableState.CATCHING_UP, replay_lsn=held.replay_lsn, version=held.version,
-                       unchanged_from=held.recorded, reason=None)  # fmt: skip
+                       unchanged_from=held.recorded, reason=self._target.changed.get(name))  # fmt: skip
 
     def must_copy(self, name: TableName, lsn: Lsn, reason: str) -> None:
         """Make the table wait for a new copy, because its mirror is wrong at ``lsn``, and maybe at lower LSNs."""
@@ -412,6 +412,17 @@ class TablesProgress:
         if newest is not None and name in newest.tables:
             now = self.listed.versions_at(newest.replay_lsn)
             self.republish({name: now[name]} if name in now else {})
+
+    @property
+    def needed_listings(self) -> list[TableName]:
+        """The tables for which maintenance keeps the newest point that lists the table. These are the followed tables,
+        and the tables set aside whose mirrors have rows that another writer changed. The state of such a table does not
+        contain this change, so :meth:`heal` needs the point, as long as the log has the changes above the mirror's
+        position."""
+        changed = [entry for entry in self.set_aside() if entry.table.name in self._target.changed]
+        # The position is ZERO if the mirror could not be read.
+        healable = [one for one in changed if not ZERO < one.replay_lsn < self._standings.log_start]
+        return [entry.table.name for entry in [*self.followed(), *healable]]
 
     @property
     def changed(self) -> dict[TableName, str]:

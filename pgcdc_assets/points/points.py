@@ -58,11 +58,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Listing:
-    """A table's entry in the newest point that lists it. ``position`` is the LSN that the version records."""
+    """A table's entry in the newest point that lists it. ``position`` is the LSN that the version records.
+    ``changed``: how another writer has changed rows of the mirror; None if no row was changed."""
 
     replay_lsn: Lsn
     version: int
     position: Lsn
+    changed: str | None = None
 
 
 class ConsistentPoints:
@@ -160,15 +162,15 @@ class ConsistentPoints:
             self._listed = _listings(rows) | self._listed
         return self._listed[str(table)]
 
-    def prune(self, oldest: datetime, followed: Iterable[TableName], now: datetime, in_use: Lsn | None = None) -> int:
+    def prune(self, oldest: datetime, needed: Iterable[TableName], now: datetime, in_use: Lsn | None = None) -> int:
         """Removes the points older than ``oldest``, and some of the newer points
         (:func:`pgcdc_assets.core.retention.sparse`). Returns the number of removed points. After this, maintenance may
         delete versions that only removed points list.
 
-        Keeps the newest point of all. Also keeps, for each followed table, the newest point that lists the table,
-        because the table is complete up to that point. ``in_use``: also keeps the points at this LSN.
+        Keeps the newest point of all. Also keeps, for each ``needed`` table, the newest point that lists the table:
+        a followed table is complete up to that point. ``in_use``: also keeps the points at this LSN.
         """
-        return self._ledger.keep(_Pruning(oldest, {str(name) for name in followed}, now, in_use).staying)
+        return self._ledger.keep(_Pruning(oldest, {str(name) for name in needed}, now, in_use).staying)
 
     def versions(self, tables: Iterable[TableName]) -> dict[TableName, frozenset[int]]:
         """Returns the versions of these tables that a point lists. Maintenance must keep them, because readers may read
@@ -231,9 +233,9 @@ def _point(row: dict[str, Any]) -> Point:
 def _listings(rows: pa.Table) -> dict[str, Listing]:
     last = _last_mentions(rows)
     columns = (last["name"], last["version"], last["row"], rows["replay_lsn"].take(last["row"]))
-    own = [dict(one) for one in rows["positions"].to_pylist()]
+    own, changed = ([dict(one) for one in rows[column].to_pylist()] for column in ("positions", "changed"))
     return {
-        name: Listing(Lsn(lsn), version, Lsn(own[row][name]))
+        name: Listing(Lsn(lsn), version, Lsn(own[row][name]), changed[row].get(name))
         for name, version, row, lsn in zip(*(column.to_pylist() for column in columns), strict=True)
     }
 

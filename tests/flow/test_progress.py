@@ -410,6 +410,54 @@ def test_rows_changed_by_another_writer_are_reported_until_a_new_copy(tmp_path: 
     assert not any(facts.reason for facts in read_tables(layout, catalog))
 
 
+def test_healed_table_is_still_reported_as_changed_by_another_writer_until_a_new_copy(tmp_path: Path) -> None:
+    """The change is below the version that the newest point lists, so a new run does not read its commit again."""
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+
+    def started() -> TablesProgress:
+        return TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+
+    def healed() -> TablesProgress:
+        progress = started()
+        progress.put_aside(A.name, Lsn(25), "why not")
+        progress = started()
+        assert progress.changed == {}
+        progress.heal([A.name])
+        return progress
+
+    first = both_published(layout, catalog, Lsn(20))
+    write_deltalake(str(layout.mirror(A.name)), pa.table({"id": pa.array([9])}), mode="append")
+    first.moved(A.name, Lsn(25), 3)
+    first.moved(B.name, Lsn(25))
+    assert first.publish(Lsn(25), RECORDED)
+    second = healed()
+    assert second.changed == started().changed == first.changed
+    second.listed_from(Lsn(26))
+    second.moved(A.name, Lsn(26))
+    second.moved(B.name, Lsn(26))
+    assert second.publish(Lsn(26), RECORDED)
+    newest = second.points.newest()
+    assert newest is not None
+    assert newest.changed == first.changed
+
+    version = commit(path_of(layout.mirror(A.name)), [], "overwrite", {OWNER.app_id("snapshot", A.name.folder): 30})
+    second.copied(A, Lsn(30), version)
+    assert healed().changed == {}
+
+
+def test_point_that_records_the_change_by_another_writer_stays_while_the_table_can_be_healed(tmp_path: Path) -> None:
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    progress = both_published(layout, catalog, Lsn(20))
+    write_deltalake(str(layout.mirror(A.name)), pa.table({"id": pa.array([9])}), mode="append")
+    progress.moved(A.name, Lsn(25), 3)
+    progress.moved(B.name, Lsn(25))
+    assert progress.publish(Lsn(25), RECORDED)
+    progress.put_aside(A.name, Lsn(25), "why not")
+    assert (A.name in progress.needed_listings, B.name in progress.needed_listings) == (True, True)
+    later = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(26))
+    assert A.name not in later.needed_listings, "the log lacks changes, so `heal` refuses the table"
+
+
 @pytest.mark.parametrize(
     ("began", "start", "state"),
     [(1, 1, TableState.CATCHING_UP), (1, 20, TableState.CATCHING_UP), (1, 21, TableState.WAITING),

@@ -55,6 +55,9 @@ class DurableVersions:
             found = recover(self._layout.mirror(name), promised)
             if found.number >= 0:
                 self._settled[name] = _Settled(found.number, found.positions)
+                if listing is not None and listing.changed is not None:
+                    # The commit that changed the rows is not in the tail, because the point lists a later version.
+                    self.changed[name] = listing.changed
                 self._see(name, found.tail)
             if found.aside:
                 aside[name] = found.aside
