@@ -19,7 +19,7 @@ from pgcdc_assets.failures import contained
 from pgcdc_assets.feed.plan import Router
 from pgcdc_assets.flow.standing import ListedTables, Standings
 from pgcdc_assets.mirror.target import Target
-from pgcdc_assets.points.points import ConsistentPoints
+from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.structure.record import TableRecord, TableState, UnreadRows
 
@@ -397,9 +397,17 @@ class TablesProgress:
 
     def republish(self, versions: Mapping[TableName, int]) -> None:
         """Publish the newest point again, with these versions of mirrors, whose rows are those of the point's LSN.
-        Entries for other tables do not change. Does nothing if the point has these versions already."""
+        Entries for other tables do not change, nor do entries for mirrors with rows that another writer changed: the
+        point may list a version from before that change. Does nothing if the point has all other versions already."""
         newest = self.points.newest()
-        if newest is None or versions.items() <= newest.tables.items():
+        if newest is not None and not versions.items() <= newest.tables.items():
+            self._target.settle(versions)
+            right = {name: version for name, version in versions.items() if name not in self._target.changed}
+            self._republish(newest, right)
+
+    def _republish(self, newest: Point, versions: Mapping[TableName, int]) -> None:
+        """Publish the newest point again, with these versions, also of mirrors that another writer changed."""
+        if versions.items() <= newest.tables.items():
             return
         self._target.settle(versions)
         self._note_changed()
@@ -411,7 +419,7 @@ class TablesProgress:
         newest = self.points.newest()
         if newest is not None and name in newest.tables:
             now = self.listed.versions_at(newest.replay_lsn)
-            self.republish({name: now[name]} if name in now else {})
+            self._republish(newest, {name: now[name]} if name in now else {})
 
     @property
     def needed_listings(self) -> list[TableName]:

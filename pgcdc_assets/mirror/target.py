@@ -237,7 +237,7 @@ class Target(Protocol):
         """Add a consistent point at ``lsn`` that lists these versions. The point and the versions are durable when this
         returns. ``changed``: the tables whose rows another writer has changed, and how. ``messages``: the position of
         the feed of messages, if that feed is complete to ``lsn``. ``beside``: an existing point; its other tables are
-        also listed in the new point, with the same versions."""
+        also listed in the new point, with the same versions and the same changes by other writers."""
 
     # Upkeep -------------------------------------------------------------------------------------
 

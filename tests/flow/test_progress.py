@@ -458,6 +458,22 @@ def test_point_that_records_the_change_by_another_writer_stays_while_the_table_c
     assert A.name not in later.needed_listings, "the log lacks changes, so `heal` refuses the table"
 
 
+@pytest.mark.parametrize("set_aside", [False, True])
+def test_point_published_again_keeps_its_version_of_a_mirror_that_another_writer_changed(
+    tmp_path: Path, set_aside: bool
+) -> None:
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    progress = both_published(layout, catalog, Lsn(20))
+    write_deltalake(str(layout.mirror(A.name)), pa.table({"id": pa.array([9])}), mode="append")
+    version = commit(path_of(layout.mirror(B.name)), [], "append", {})
+    if set_aside:
+        progress.put_aside(A.name, Lsn(20), "why not")
+    progress.republish({A.name: 3, B.name: version})
+    newest = progress.points.newest()
+    assert newest is not None
+    assert (newest.tables, newest.changed) == ({A.name: 2, B.name: version}, {})
+
+
 @pytest.mark.parametrize(
     ("began", "start", "state"),
     [(1, 1, TableState.CATCHING_UP), (1, 20, TableState.CATCHING_UP), (1, 21, TableState.WAITING),

@@ -174,9 +174,9 @@ class DeltaTarget:
     ) -> None:
         positions = self._durable.settle(versions)
         if beside is not None:
+            changed = {**beside.changed, **{name: what for name, what in changed.items() if name in versions}}
             versions = {**beside.tables, **versions}
             positions = {**beside.positions, **positions}
-            changed = {**beside.changed, **changed}
         self._points.publish(lsn, versions, positions, changed, messages)
 
     # Upkeep -------------------------------------------------------------------------------------
