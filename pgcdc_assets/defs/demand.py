@@ -34,7 +34,7 @@ class SourceState:
     to_copy: int = 0
     """Published tables without a finished copy."""
     unapplied: int = 0
-    """Batches in the log that are not yet applied to the mirrors."""
+    """Batches in the log that a run still has to apply to the mirrors."""
     paused: bool = False
     """Whether the operator has paused applying. Then nothing is applied or copied."""
     endpos: Lsn | None = None

@@ -26,6 +26,7 @@ from pgcdc_assets.defs.runs import RUNNING, WAITING, report_dead_runs, reserve, 
 from pgcdc_assets.defs.sync import SYNC_OP
 from pgcdc_assets.errors import LakeError, PgcdcError, SlotMissing, WrongInstance
 from pgcdc_assets.flow import lock, outcomes
+from pgcdc_assets.flow.outcomes import OperationKind, Outcome
 from pgcdc_assets.project import load_catalog
 from pgcdc_assets.protocol.layouts import CHANGES, MessageKind
 from pgcdc_assets.settings import Settings
@@ -158,7 +159,7 @@ def _source_state(conn: "SourceConnection", catalog: Catalog, settings: Settings
         flush_lsn=flushed,
         position=position,
         to_copy=_to_copy(catalog, layout),
-        unapplied=_unapplied(log, settings),
+        unapplied=unapplied(log, settings),
         paused=told.paused,
         endpos=told.endpos,
     )
@@ -195,16 +196,19 @@ def _to_copy(catalog: Catalog, layout: Layout) -> int:
     return sum(refusal(table) is None for table in waiting)
 
 
-def _unapplied(log: "ChangeLog", settings: Settings) -> int:
-    """The number of batches above the newest consistent point that contain transactions, or messages if the setting
-    ``messages`` is not empty."""
+def unapplied(log: "ChangeLog", settings: Settings) -> int:
+    """The number of batches above the newest consistent point that contain transactions which the last sync has not
+    applied, or messages if the setting ``messages`` is not empty. The last sync may have applied batches above the
+    newest point: no point is made for them if they change no followed table."""
     from pgcdc_assets.points.points import ConsistentPoints
 
     if not log.exists:
         return 0
-    point = ConsistentPoints(settings.layout).newest()
+    point, applied_to = ConsistentPoints(settings.layout).newest(), ZERO
+    with suppress(LakeError):
+        applied_to = outcomes.read(settings.layout).get(OperationKind.SYNC, Outcome()).applied_to or ZERO
     return sum(
-        batch.transactions > 0 or (bool(settings.messages) and "M" in batch.others)
+        (batch.transactions > 0 and batch.end > applied_to) or (bool(settings.messages) and "M" in batch.others)
         for batch in log.batches(point.replay_lsn if point else log.start)
     )
 
@@ -265,7 +269,7 @@ def _still_current(of: Replication, cursor: Cursor, instance: dg.DagsterInstance
 def _why(settings: Settings) -> dict[str, str]:
     """Why the last sync failed, if the lake has recorded the reason. A run may fail before it can write to the lake."""
     with suppress(LakeError):
-        failed = outcomes.read(settings.layout).get(outcomes.OperationKind.SYNC, outcomes.Outcome()).failed
+        failed = outcomes.read(settings.layout).get(OperationKind.SYNC, Outcome()).failed
         if failed is not None:
             return {"why": f"{failed.thing}: {failed.what}" if failed.thing else failed.what}
     return {}

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from pgcdc_assets.core.formats import MALFORMED
 from pgcdc_assets.core.layout import Layout
+from pgcdc_assets.core.lsn import Lsn
 from pgcdc_assets.errors import LakeError, PgcdcError, RangeGap, StoreFailed, UnknownTable, UsageError
 from pgcdc_assets.flow import lock
 from pgcdc_assets.store import storage
@@ -69,8 +70,13 @@ class Outcome:
     failed: Failure | None = None
     """The last failure after ``succeeded``."""
     under_way: UnderWay | None = None
+    applied_to: Lsn | None = None
+    """The LSN up to which the last sync has applied the change log, so that the next sync has nothing to do for the
+    batches below it, although the newest point may be below them. None if the sync is in progress, or ended before it
+    had applied the whole log."""
 
     def to_json(self) -> dict[str, Any]:
+        """The outcome as ``status`` prints it."""
         failed, under_way = self.failed, self.under_way
         return {
             "succeeded_at": None if self.succeeded is None else self.succeeded.isoformat(),
@@ -78,14 +84,20 @@ class Outcome:
             "under_way": None if under_way is None else vars(under_way) | {"began": under_way.began.isoformat()},
         }
 
+    def stored(self) -> dict[str, Any]:
+        """The outcome as the file contains it."""
+        return self.to_json() | {"applied_to": self.applied_to}
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         at, failed, under_way = data["succeeded_at"], data["failed"], data["under_way"]
+        applied_to = data.get("applied_to")
         return cls(
             None if at is None else datetime.fromisoformat(at),
             None if failed is None else Failure(**{**failed, "at": datetime.fromisoformat(failed["at"])}),
             None if under_way is None
             else UnderWay(**{**under_way, "began": datetime.fromisoformat(under_way["began"])}),
+            None if applied_to is None else Lsn(applied_to),
         )  # fmt: skip
 
     def ended(self) -> Outcome:
@@ -123,6 +135,8 @@ class Operation:
     them."""
     given_up: Callable[[], bool] = lambda: False
     """Whether the operation was stopped, so that its end is not recorded as a success."""
+    applied_to: Lsn | None = None
+    """See :attr:`Outcome.applied_to`. A sync sets it at its end."""
 
 
 @contextmanager
@@ -152,7 +166,7 @@ def recorded(layout: Layout, kind: OperationKind, command: str, say: Callable[[s
             book.succeeded()
         book.renewed(operation.renewed)
     finally:
-        book.closed()
+        book.closed(operation.applied_to)
 
 
 class _Book:
@@ -167,7 +181,7 @@ class _Book:
         self._fresh = True
 
     def begun(self) -> None:
-        self._write(under_way=UnderWay(self._command, os.getpid(), _now()))
+        self._write(under_way=UnderWay(self._command, os.getpid(), _now()), applied_to=None)
 
     def succeeded(self) -> None:
         now, last = _now(), self._outcome.succeeded
@@ -186,8 +200,8 @@ class _Book:
             if failed is not None and failed.thing in tables:
                 self._all[kind] = replace(self._all[kind], failed=None)
 
-    def closed(self) -> None:
-        self._write(under_way=None)
+    def closed(self, applied_to: Lsn | None) -> None:
+        self._write(under_way=None, applied_to=applied_to)
 
     @property
     def _outcome(self) -> Outcome:
@@ -196,7 +210,7 @@ class _Book:
     def _write(self, **changed: Any) -> None:
         self._all[self._kind] = replace(self._outcome, **changed)
         try:
-            told = {kind: one.to_json() for kind, one in self._all.items()}
+            told = {kind: one.stored() for kind, one in self._all.items()}
             storage.replace(self._layout.outcomes, json.dumps(told, indent=1).encode())
         except OSError as error:
             self._say(f"{self._layout.outcomes}: cannot be written: {error.strerror}")

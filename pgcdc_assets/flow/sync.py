@@ -83,6 +83,8 @@ class Sync:
             self._lost = self._lost or failure
         elif failure is not None:
             raise failure
+        if self._lost is None and not self._paused:
+            self._work.operation.applied_to = self._turns.applied_to
         return self.summary()
 
     def _step(self) -> bool:

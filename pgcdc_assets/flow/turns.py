@@ -60,6 +60,15 @@ class Turns:
         level = all(entry.replay_lsn >= complete for entry in self._work.progress.followed())
         return level and not self.point.at(complete)
 
+    @property
+    def applied_to(self) -> Lsn | None:
+        """The LSN up to which a later run has nothing to apply; None if mirrors lack changes of the log, or if a point
+        is due for followed tables."""
+        if not self.level or (self.point.due and self._work.progress.followed()):
+            return None
+        # After a restore of the source, new transactions may commit above the log's recorded position.
+        return min(self._stream.complete_to, self._work.log.position())
+
     def begin(self) -> None:
         """Look for rows of dropped partitions in the log, before the run's first catalog check. Their relations were
         dropped before this check, because the receiver of an earlier run did not find them in the catalog. So points

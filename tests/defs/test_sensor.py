@@ -4,6 +4,7 @@ new cursor. No test starts a JVM."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,9 +25,11 @@ from pgcdc_assets.defs.sensors import tick
 from pgcdc_assets.defs.sync import sync_job
 from pgcdc_assets.errors import SlotMissing
 from pgcdc_assets.flow.lock import lake_lock
-from pgcdc_assets.flow.outcomes import OperationKind, recorded
+from pgcdc_assets.flow.outcomes import Operation, OperationKind, recorded
+from pgcdc_assets.log.batch import BatchWriter
 from pgcdc_assets.log.extent import complete_to
 from pgcdc_assets.log.reader import ChangeLog
+from pgcdc_assets.log.relations import Relations
 from pgcdc_assets.points.points import ConsistentPoints
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.project import save_catalog
@@ -38,6 +41,7 @@ from tests.defs.catalogs import NAMES
 from tests.defs.doubles import dead_mark
 from tests.deltatables import publish_at
 from tests.fix_postgres import Database
+from tests.log.streams import describe, frames_of, relation
 from tests.projectfiles import CATALOG_FILE
 
 
@@ -245,6 +249,55 @@ def test_a_table_that_no_mirror_can_contain_requests_no_run(
     save_catalog(catalog, CATALOG_FILE)
     synced(settings, conn, catalog, [table for table in catalog.tables if table.name.name != "doubled"])
     assert why(look(instance, settings, catalog_read(instance, settings, conn)))
+
+
+def test_a_batch_requests_no_further_run_after_a_sync_has_applied_the_whole_log(
+    instance: dg.DagsterInstance, settings: Settings, conn: psycopg.Connection[Any], catalog: Catalog, level: Lsn
+) -> None:
+    """The rows of the batches belong to a table that is set aside, so no run makes a point for them."""
+    (table,) = catalog.tables
+    TableStates(settings.layout).set(table, TableState.SET_ASIDE, level, "why not")
+    cursor = catalog_read(instance, settings, conn)
+    first = batch(settings, catalog, conn, level)
+    assert look(instance, settings, cursor).run_requests
+    synced_to(settings, None)
+    assert look(instance, settings, cursor).run_requests, "the sync ended early"
+
+    synced_to(settings, first)
+    assert "no change to a published table" in why(look(instance, settings, cursor))
+    assert complete_to(settings.layout, first) > first, "the mirrors are current"
+
+    second = batch(settings, catalog, conn, first)
+    assert look(instance, settings, cursor).run_requests
+    synced_to(settings, second)
+    assert why(look(instance, settings, cursor))
+    with pytest.raises(SlotMissing), recorded_sync(settings):
+        raise SlotMissing("does not exist", thing="slot s")
+    assert look(instance, settings, cursor).run_requests, "the sync may have stopped before it applied everything"
+
+
+def batch(settings: Settings, catalog: Catalog, conn: psycopg.Connection[Any], position: Lsn) -> Lsn:
+    """Adds a batch with rows of the first table to the log, above its ``position``. Returns the end of the batch."""
+    (table,) = catalog.tables
+    conn.execute("INSERT INTO public.unpublished SELECT max(id) + 1 FROM public.unpublished")
+    relations = Relations()
+    describe(relations, relation(table.oid, table.name.name), 0)
+    end = Lsn(position + 60)
+    writer = BatchWriter(settings.layout.change_log, catalog.identity, 1, relations)
+    writer.commit(frames_of(position + 10, table.oid), [], end)
+    return end
+
+
+@contextmanager
+def recorded_sync(settings: Settings) -> Iterator[Operation]:
+    with lake_lock(settings.layout, "sync"), recorded(settings.layout, OperationKind.SYNC, "sync", print) as operation:
+        yield operation
+
+
+def synced_to(settings: Settings, applied_to: Lsn | None) -> None:
+    """Records a sync after which no later sync has to apply a batch up to this LSN."""
+    with recorded_sync(settings) as operation:
+        operation.applied_to = applied_to
 
 
 @pytest.mark.long
