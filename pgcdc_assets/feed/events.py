@@ -24,6 +24,8 @@ from pgcdc_assets.protocol.layouts import RowKind
 from pgcdc_assets.protocol.shape import Shape
 from pgcdc_assets.structure.alignment import Alignment
 
+NOT_WHOLE_ROW = "an update or delete arrived without the whole old row, which a mirror without a key needs"
+
 
 @dataclass(frozen=True)
 class Route:
@@ -168,15 +170,17 @@ def _copies(new: Images | None, old: Images | None, route: Route) -> Iterator[Ro
     arriving = np.zeros(0, dtype=np.int64) if new is None else new.rows
     if old is None or old.image != "O" or (new is not None and len(old.rows) != len(arriving)):
         at = arriving if len(arriving) else np.zeros(1, dtype=np.int64)
-        yield Unfollowable(
-            int(at[0]), "an update or delete arrived without the whole old row, which a mirror without a key needs"
-        )
+        yield Unfollowable(int(at[0]), NOT_WHOLE_ROW)
         return
     if new is None:
         yield _change(DELETE, old, route)
         return
     pre = _change(PREIMAGE, old, route)
     post = _filled(_change(POSTIMAGE, new, route), pre, np.arange(len(old.rows)))
+    if post.unchanged:
+        # The group is not written, so the feed must end before its first row.
+        yield Unfollowable(int(arriving[0]), NOT_WHOLE_ROW)
+        return
     yield RowChanges(PREIMAGE, pre.rows, 0, pre.text)
     yield post
 
@@ -192,13 +196,16 @@ def _change(op: str, image: Images, route: Route) -> RowChanges:
 
 def _filled(post: RowChanges, pre: RowChanges, at: Ints) -> RowChanges:
     """Takes values that were not sent in the new tuples (``post``) from the old tuples (``pre``), if these have them.
-    ``at``: for each old tuple, the index of the new tuple of the same update."""
+    ``at``: for each old tuple, the index of the new tuple of the same update. Such a value is never NULL. If it is NULL
+    in the old tuple, the old tuple lacks it: under ``publish_via_partition_root``, an old tuple with the letter O, for
+    the root's FULL, may have only the key columns of its leaf."""
     text, unchanged = dict(post.text), dict(post.unchanged)
     for attnum, mask in post.unchanged.items():
         if attnum not in pre.text:
             continue
         from_old = np.full(len(post.rows), -1, dtype=np.int64)
-        from_old[at] = np.arange(len(at))
+        sent = np.flatnonzero(np.asarray(pc.is_valid(pre.text[attnum])))
+        from_old[at[sent]] = sent
         filled = mask & (from_old >= 0)
         index = np.where(filled, len(post.rows) + from_old, np.arange(len(post.rows)))
         text[attnum] = pa.concat_arrays([post.text[attnum], pre.text[attnum]]).take(pa.array(index))

@@ -102,6 +102,18 @@ def test_with_identity_full_an_unsent_toast_value_is_taken_from_the_old_tuple() 
     ]
 
 
+def test_an_unsent_value_is_not_taken_from_an_old_tuple_that_lacks_it() -> None:
+    """With publish_via_partition_root, the old tuple has the letter of the root's REPLICA IDENTITY FULL, but only the
+    key columns of the partition. An unsent value is never NULL, so NULL in the old tuple means that it lacks the
+    value."""
+    whole, lacking = ("O", ["1", "x", "big"]), ("O", ["3", None, None])
+    messages = [row_message("U", whole, ("N", ["2", "x", U])), row_message("U", lacking, ("N", ["4", "x", U]))]
+    assert decoded("U", messages, route(full=True)) == [
+        ("update_preimage", 0, [0, 1], {1: ["1", "3"]}, [None, None]),
+        ("update_postimage", 1, [0, 1], {1: ["2", "4"], 3: ["x", "x"], 4: ["big", None]}, [None, [4]]),
+    ]
+
+
 def test_a_delete_by_key_contains_only_the_key() -> None:
     found = decoded("D", [row_message("D", ("K", ["1", None, None]))])
     assert found == [("delete", 1, [0], {1: ["1"]}, [None])]
@@ -130,6 +142,13 @@ def test_an_update_without_the_old_row_is_refused_for_a_table_without_a_key() ->
     way = route(replace(TABLE, key=(), identity_key=(), replica_identity="f"), full=True)
     found = decoded("U", [row_message("U", ("N", ["1", "x", U]))], way)
     assert found == [(0, ["an", "update", "or"])]
+
+
+def test_an_update_whose_old_row_lacks_a_value_is_refused_for_a_table_without_a_key() -> None:
+    way = route(replace(TABLE, key=(), identity_key=(), replica_identity="f"), full=True)
+    whole, lacking = ("O", ["1", "x", "big"]), ("O", ["3", None, None])
+    messages = [row_message("U", old, ("N", ["2", "x", U])) for old in (whole, lacking)]
+    assert decoded("U", messages, way) == [(0, ["an", "update", "or"])]
 
 
 def test_an_update_or_delete_without_the_rows_key_is_refused() -> None:

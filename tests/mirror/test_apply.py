@@ -146,6 +146,26 @@ def test_mirrors_equal_the_source_after_a_turn_with_changes_of_every_kind(pipe: 
     assert pipe.turn() == {}, "a second turn finds no changes"
 
 
+def test_an_unsent_value_of_a_partition_without_identity_full_is_kept_when_the_key_changes(pipe: Pipeline) -> None:
+    """ALTER TABLE ... REPLICA IDENTITY does not change partitions. The publication sends rows under the root's name:
+    the Relation message and the letter of an old tuple then show the root's FULL, but the old tuple has only the key
+    columns of the partition."""
+    pipe.run(
+        "CREATE TABLE p (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY LIST (k)",
+        "CREATE TABLE p_key PARTITION OF p FOR VALUES IN (1)", "ALTER TABLE p_key ALTER v SET STORAGE EXTERNAL",
+        "CREATE TABLE p_full PARTITION OF p FOR VALUES IN (2)", "ALTER TABLE p_full ALTER v SET STORAGE EXTERNAL",
+        "ALTER TABLE p REPLICA IDENTITY FULL", "ALTER TABLE p_full REPLICA IDENTITY FULL",
+    )  # fmt: skip
+    pipe.follow("p WITH (publish_via_partition_root)")
+    pipe.run(f"INSERT INTO p SELECT g, 1 + g % 2, g || {BIG.format('x')} FROM generate_series(1, 8) g")
+    pipe.run("INSERT INTO p VALUES (9, 1, NULL), (10, 2, NULL)")
+    pipe.turn()
+    pipe.run("UPDATE p SET id = id + 1000 WHERE id NOT IN (3, 4)", "DELETE FROM p WHERE id IN (3, 4, 1005, 1006)")
+    pipe.turn()
+    assert pipe.set_aside == {}
+    pipe.same("p")
+
+
 @pytest.mark.long
 def test_values_of_many_megabytes_are_applied(pipe: Pipeline) -> None:
     """The value is larger than every buffer between source and mirror. It is sent once, is not sent when its row
