@@ -143,6 +143,7 @@ class Table:
     columns: tuple[Column, ...]
     key: tuple[int, ...] = ()
     replica_identity: ReplicaIdentity = "d"
+    """For a root: FULL only if all its leaves have it. ALTER TABLE ... REPLICA IDENTITY does not change leaves."""
     identity_key: tuple[int, ...] = ()
     """attnums of the columns that a key tuple ``K`` contains; empty for the replica identities FULL and NOTHING."""
     partitioned: bool = False

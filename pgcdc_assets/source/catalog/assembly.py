@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from pgcdc_assets.core.catalog import Column, Leaf, Table
+from pgcdc_assets.core.catalog import Column, Leaf, ReplicaIdentity, Table
 from pgcdc_assets.core.marks import Marks, TableMarks
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.source.catalog.pgclass import CatalogRelation, Comments, RowIdentity, followable, mirror_key
@@ -126,13 +126,12 @@ class Assembly:
         sent = entry is None or (entry.updates and entry.deletes)
         seen = sent and followable(relation.identity, identities, names)
         key = mirror_key(relation.identity, identities, names) if seen else ()
-        whole_rows = all(identity.replica_identity == "f" for identity in identities)
         return Table(
             oid=relation.oid,
             name=relation.name,
             columns=columns,
             key=relation.attnums(key),
-            replica_identity="f" if whole_rows else relation.replica_identity,
+            replica_identity=_replica_identity(relation, identities),
             identity_key=relation.attnums(relation.identity.carried),
             partitioned=relation.partitioned,
             via_root=relation.partitioned and sender == relation.oid and entry is not None and entry.via_root,
@@ -198,6 +197,13 @@ class Assembly:
         if self.server_version < GENERATED_SINCE:
             columns = [column for column in columns if not column.generated]
         return tuple(columns)
+
+
+def _replica_identity(relation: CatalogRelation, senders: Sequence[RowIdentity]) -> ReplicaIdentity:
+    """Returns :attr:`Table.replica_identity`."""
+    if all(sender.replica_identity == "f" for sender in senders):
+        return "f"
+    return next(one.replica_identity for one in (relation.identity, *senders) if one.replica_identity != "f")
 
 
 def _with_defaults_of(leaves: Sequence[CatalogRelation], columns: tuple[Column, ...]) -> tuple[Column, ...]:
