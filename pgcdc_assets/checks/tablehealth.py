@@ -221,6 +221,7 @@ def _carriers(table: Table, present: Sequence[PublicationFacts]) -> list[Publica
 def _identities(facts: Facts) -> Iterator[Problem]:
     left_out = _left_out(facts)
     tables = facts.catalog.tables if facts.catalog is not None else ()
+    partitioned = {table.name for table in tables if table.partitioned}
     leafless = {table.name for table in tables if table.partitioned and not table.leaves}
     if facts.source is not None:
         # If setup did not make the publication, the owner may have published tables without a replica identity on
@@ -255,10 +256,15 @@ def _identities(facts: Facts) -> Iterator[Problem]:
                 "copied again",
             )  # fmt: skip
         elif not table.updates_seen:
+            # Partitions do not inherit the replica identity of their root.
+            whole = (
+                "set REPLICA IDENTITY FULL on each of its partitions" if table.name in partitioned
+                else f"ALTER TABLE {table.name} REPLICA IDENTITY FULL"
+            )  # fmt: skip
             yield warning(
                 ProblemCode.TABLE_INSERTS_ONLY,
                 f"table {table.name}", "has no usable replica identity: updates and deletes are not replicated",
-                f"give it a primary key, or ALTER TABLE {table.name} REPLICA IDENTITY FULL; then run `pgcdc setup`",
+                f"give it a primary key, or {whole}; then run `pgcdc setup`",
             )  # fmt: skip
 
 

@@ -224,6 +224,10 @@ SITUATIONS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         _table(TableState.STREAMING, updates_seen=False),
         "warning", "table public.orders", "not replicated", "REPLICA IDENTITY FULL",
     ),
+    "updates of a partitioned table not seen": (
+        {"tables": (TableFacts(EVENTS, TableState.STREAMING, Lsn(AT), updates_seen=False),)},
+        "warning", "table public.events", "not replicated", "set REPLICA IDENTITY FULL on each of its partitions",
+    ),
     "deletes left out by a publication of somebody else's": (
         {
             **_published(ORDERS, LEAF_A, LEAF_B, delete=False), **_table(TableState.STREAMING, updates_seen=False),
