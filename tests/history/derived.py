@@ -91,7 +91,7 @@ class Derived:
             return
         if damaged:
             mirror.damage(touched)
-        mirror.repair(part, touched, at)
+        mirror.repair(part, touched, at, refusable=not damaged)
         self.assert_equal(mirror, at)
 
     def assert_net_changes(self, mirror: PlainMirror, boundaries: Sequence[Lsn]) -> None:

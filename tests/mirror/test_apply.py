@@ -244,3 +244,27 @@ def test_a_repair_is_refused_if_the_log_lacks_a_value_of_a_row_that_the_mirror_l
     spoiled(pipe, "DELETE FROM {} WHERE id = 1")
     with pytest.raises(NotRepairable, match="copy it again"):
         repaired(pipe, start, pipe.replayed["t"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("later", [(), ("UPDATE t SET n = 7 WHERE id = 2",)], ids=["lost", "lost and changed later"])
+def test_a_repair_is_refused_if_a_row_with_an_unsent_value_has_taken_the_key_of_another_row(
+    pipe: Pipeline, later: tuple[str, ...]
+) -> None:
+    """The mirror loses a range's changes, so that its row 2 is the row that the source has deleted. Later changes are
+    applied to this row."""
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, n int, v text)", "ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
+    pipe.follow("t")
+    pipe.run(f"INSERT INTO t SELECT g, 0, g || {BIG.format('x')} FROM generate_series(1, 2) g")
+    pipe.turn()
+    start, before = pipe.replayed["t"], pipe.mirror("t").version
+    pipe.transaction("DELETE FROM t WHERE id = 2", "UPDATE t SET id = 2 WHERE id = 1")
+    pipe.turn()
+    pipe.same("t")
+    end = pipe.replayed["t"]
+    spoiled(pipe, f"RESTORE {{}} TO VERSION AS OF {before}")
+    pipe.run(*later)
+    pipe.turn()
+    assert pipe.set_aside == {}
+    with pytest.raises(NotRepairable, match=r"changed its key.*copy it again"):
+        repaired(pipe, start, end)

@@ -177,12 +177,39 @@ def test_repair_of_a_range_without_events_computes_no_row_again() -> None:
 
 
 def test_repair_expects_a_row_in_the_mirror_only_if_a_value_was_not_sent() -> None:
-    events = [("U", 1, "x", None, True), ("U", 2, "x", "y"), ("D", 3), ("M", 4, 5, "x", None, True)]
+    events = [("U", 1, "x", None, True), ("U", 2, "x", "y"), ("D", 3), ("M", 4, 5, "x", "y")]
     rows = repaired(events, None)
-    assert {key: row["_pgcdc_present"] for key, row in rows.items()} == {1: True, 2: None, 3: None, 4: None, 5: True}
-    assert {key: row["_pgcdc_masked_3"] for key, row in rows.items()} == {1: True, 2: False, 3: False, 4: False,
-                                                                         5: True}  # fmt: skip
+    assert {key: row["_pgcdc_present"] for key, row in rows.items()} == {1: True, 2: None, 3: None, 4: None, 5: None}
+    assert {key for key, row in rows.items() if row["_pgcdc_masked_3"]} == {1}
     assert {row["_pgcdc_origin"] for row in rows.values()} == {None}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [("D", 2), ("M", 1, 2, "x", None, True)],
+        [("D", 2), ("M", 1, 2, "x", None, True), ("I", 1, "x", "y"), ("U", 2, "x2", None, True)],
+        [("M", 1, 2, "x", None, True), ("M", 3, 1, "x", "y"), ("M", 1, 4, "x", "y"), ("M", 2, 1, "x", None, True)],
+    ],
+    ids=["the key of a deleted row", "the old key used again", "the same key again"],
+)
+def test_repair_is_refused_if_a_row_with_an_unsent_value_has_changed_its_key(events: list[tuple[Any, ...]]) -> None:
+    """The mirror may still have another row under this key."""
+    for touched in (None, LsnRange(Lsn(100), Lsn(101))):
+        with pytest.raises(MergeMismatch, match="changed its key"):
+            repaired(events, touched)
+
+
+def test_repair_allows_a_change_of_the_key_if_an_event_has_all_values_or_the_row_is_not_repaired() -> None:
+    events = [
+        ("U", 1, "x", "y"), ("M", 1, 2, "x", None, True), ("U", 2, "x2", None, True),
+        ("M", 3, 4, "x", None, True), ("M", 5, 6, "x", None, True), ("D", 6),
+    ]  # fmt: skip
+    rows = repaired(events, LsnRange(Lsn(100), Lsn(101)))
+    assert {key: (row["_pgcdc_op"], row["c"], row["_pgcdc_present"]) for key, row in rows.items()} == {
+        1: ("D", None, None),
+        2: ("U", "y", None),
+    }
 
 
 def test_repair_expects_a_row_in_the_mirror_if_a_value_of_any_column_was_not_sent() -> None:

@@ -141,6 +141,14 @@ def connected(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints, 
         found = reached
 
 
+def moved(key: Ints, op: NDArray[np.int8], commit_lsn: Ints, ordinal: Ints) -> Bools:
+    """For each key, whether a row moved to it: whether an update changed a row's key to this key."""
+    old_half = _old_halves(op, commit_lsn, ordinal, np.lexsort((ordinal, commit_lsn)))
+    found = np.zeros(int(key.max(initial=-1)) + 1, dtype=bool)
+    found[key[old_half >= 0]] = True
+    return found
+
+
 def _ends(jump: Ints) -> Ints:
     """For each element, the end of its chain: ``jump`` is followed until an element points to itself. There are no
     cycles."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from pgcdc_assets.core.arrays import Bools, Ints, first_of_groups, list_texts, whole
 from pgcdc_assets.core.lsn import LsnRange
+from pgcdc_assets.errors import MergeMismatch
 from pgcdc_assets.feed.schema import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -40,7 +41,7 @@ from pgcdc_assets.feed.schema import (
     UNCHANGED,
     FeedColumn,
 )
-from pgcdc_assets.mirror.net.keyhistory import KeyOutcomes, connected, key_outcomes
+from pgcdc_assets.mirror.net.keyhistory import KeyOutcomes, connected, key_outcomes, moved
 
 UPSERT, REMOVE = "U", "D"
 """The value of ``_pgcdc_op``: what the merge does with a row of the merge source."""
@@ -57,6 +58,8 @@ MASK = "_pgcdc_masked_"
 taken from the target's row."""
 COUNT = "_pgcdc_count"
 """Column of ``NetRows.removed``: how many rows that equal this row are deleted from the target."""
+MOVED = "a row changed its key, and the change log does not have all values of this row"
+"""Why a repair is refused: the mirror may have another row under the new key, with other values."""
 
 
 def after_truncates(events: pa.Table) -> pa.Table:
@@ -112,22 +115,26 @@ def collapse_touched(
     """Make the merge source of a repair from ``events``, which reach from the repaired range up to the mirror's
     position. It has only the keys that changed in the range ``touched`` (None: all keys), and the keys to which rows
     moved from these keys. A wrong mirror may or may not hold these keys, so the merge does not check this. Exception:
-    if no event has one of a row's values, the value is read from the target. So the target must then hold the row,
-    under the row's newest key."""
+    if no event has one of a row's values, the value is read from the target. So the target must then hold the row.
+    Raises MergeMismatch if such a row has changed its key, because the target may hold a different row under this
+    key."""
     events = events.combine_chunks()
     places = _places(events, columns)
     net = key_outcomes(*places, _present_masks(events, masked), keep_transient=True)
-    rows = _merge_source(events, columns, masked, replace(net, origin=np.full_like(net.origin, -1)))
     lacking = np.zeros(len(net.last), dtype=bool)
     for mask in net.masked.values():
         lacking |= mask
+    key, op, lsn, ordinal = places
+    wanted = np.ones(len(net.last), dtype=bool)
+    if touched is not None:
+        touches = (lsn >= int(touched.start)) & (lsn < int(touched.end))
+        wanted = connected(key, op, lsn, ordinal, touches)[key[net.last]]
+    if (lacking & wanted & moved(key, op, lsn, ordinal)[key[net.last]]).any():
+        raise MergeMismatch(MOVED)
+    rows = _merge_source(events, columns, masked, net)
     known = pa.array(lacking, mask=~lacking)
     rows = rows.set_column(rows.schema.get_field_index(PRESENT), PRESENT, known)
-    if touched is None:
-        return rows
-    key, op, lsn, ordinal = places
-    wanted = connected(key, op, lsn, ordinal, (lsn >= int(touched.start)) & (lsn < int(touched.end)))
-    return rows.filter(pa.array(wanted[key[net.last]]))
+    return rows.filter(pa.array(wanted))
 
 
 def _places(events: pa.Table, columns: Sequence[FeedColumn]) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
