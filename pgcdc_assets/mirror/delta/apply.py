@@ -1,11 +1,13 @@
 """Applies the changes of a turn, which are in the change feeds, to the mirrors: one atomic Delta commit per table. Each
 commit contains both the data and the new position.
 
-If a table has only inserts, the feed's own files become files of the mirror, by a commit that takes milliseconds. After
-a truncate of the whole table, the later changes are the complete table, and overwrite the mirror. All other changes are
-collapsed (the changes of each key become one change) and merged in Spark's tasks: deletion vectors remove the changed
-and deleted rows, and a new file holds the changed and inserted rows. Spark's own MERGE has the same effect, but costs
-seconds of CPU time even for a small change.
+If a table has only inserts, the feed's own files become files of the mirror, by a commit that takes milliseconds. If
+the mirror cannot use these files, for example because of column mapping, their rows are copied to new files. In both
+cases, the rows are not compared with each other or with the mirror. After a truncate of the whole table, the later
+changes are the complete table, and overwrite the mirror. All other changes are collapsed (the changes of each key
+become one change) and merged in Spark's tasks: deletion vectors remove the changed and deleted rows, and a new file
+holds the changed and inserted rows. Spark's own MERGE has the same effect, but costs seconds of CPU time even for a
+small change.
 
 A merge fails before its commit if the mirror lacks a row that changed or holds a row that was inserted, if the changes
 contradict each other, or if a file of the table cannot be read. The mirror then stays as it was, and the table is set
