@@ -8,7 +8,7 @@ import this module, so it does not import Spark.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -170,16 +170,26 @@ class _Work:
                 if (kept := self._within(name, part)).num_rows:
                     self._decode(kind, kept, route)
             return
+        if self._ended(name, group, [change for change, _ in found]):
+            # Decode again the rows below this end: a change that cannot be followed hides those of its whole group.
+            if (kept := self._within(name, group)).num_rows:
+                self._decode(kind, kept.combine_chunks(), route)
+            return
         left = np.zeros(0, dtype=np.int64)
         for change, rows in found:
-            if isinstance(change, Unfollowable):
-                self._end(name, group["commit_lsn"][change.row].as_py(), change.reason, unread=change.unread)
-            else:
+            if isinstance(change, RowChanges):
                 if change.op == PREIMAGE:
                     left = change.rows
                 self._write(change, rows, route, np.isin(change.rows, left))
                 # Count an update that is stored as two rows only once, with its new image.
                 self.taken[name] += len(change.rows) if change.half else 0
+
+    def _ended(self, name: TableName, group: pa.Table, found: Iterable[RowChanges | Unfollowable]) -> bool:
+        """Ends the table's feed before each change that cannot be followed. Returns whether there is one."""
+        wrong = [change for change in found if isinstance(change, Unfollowable)]
+        for change in wrong:
+            self._end(name, group["commit_lsn"][change.row].as_py(), change.reason, unread=change.unread)
+        return bool(wrong)
 
     def _write(self, change: RowChanges, rows: pa.Table, route: Route, moved: Bools) -> None:
         """``moved``: which rows belong to updates that changed the key."""

@@ -233,6 +233,23 @@ def test_a_repair_divides_inserts_by_key(pipe: Pipeline, monkeypatch: pytest.Mon
 
 
 @pytest.mark.spark
+def test_a_feed_has_all_changes_below_a_row_that_cannot_be_followed(pipe: Pipeline) -> None:
+    """The row's message is in the same group of messages as the changes of an earlier transaction."""
+    pipe.run("CREATE TABLE t (id int PRIMARY KEY, v int)", "ALTER TABLE t REPLICA IDENTITY FULL")
+    pipe.follow("t")
+    pipe.run("INSERT INTO t VALUES (1, 1), (2, 2)", "UPDATE t SET v = 3 WHERE id = 1",
+             "ALTER TABLE t DROP CONSTRAINT t_pkey, ALTER id DROP NOT NULL", "UPDATE t SET id = NULL WHERE id = 2",
+             "DELETE FROM t WHERE id IS NULL", "ALTER TABLE t ADD PRIMARY KEY (id)")  # fmt: skip
+    part = pipe.derive(pipe.receive())[T]
+    assert part.ended is not None
+    rows = pipe.feed("t")
+    assert [(row["_pgcdc_op"], row["id"], row["v"]) for row in rows] == [
+        ("insert", 1, 1), ("insert", 2, 2), ("update_postimage", 1, 3)
+    ]  # fmt: skip
+    assert rows[-1]["_pgcdc_commit_lsn"] < part.ended.lsn
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize(("kind", "zero", "minus"), [("float8", "0", "-0"), ("float4[]", "{1,0,0}", "{1,-0,-0}")])
 def test_zero_and_minus_zero_are_one_key_although_changes_are_divided_by_key(
     pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, kind: str, zero: str, minus: str
