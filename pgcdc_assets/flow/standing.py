@@ -14,6 +14,7 @@ from pgcdc_assets.mirror.target import Generation, Target
 from pgcdc_assets.points.points import ConsistentPoints, Point
 from pgcdc_assets.points.states import StateRow, TableStates
 from pgcdc_assets.structure.record import TableRecord, TableState
+from pgcdc_assets.structure.rowshapes import together
 
 
 class Standings:
@@ -74,12 +75,19 @@ class Standings:
                            listed_from=listed_from)  # fmt: skip
 
     def _as_followed(self, row: StateRow, noted: Table, held: Generation) -> Table:
-        """The table with the structure of its mirror. If a run died during a change of structure, the stored state
-        ``noted`` may still have the earlier structure. The state is then stored again."""
-        if held.followed is None or held.followed.descent.number <= noted.descent.number:
+        """The table with the structure of its mirror. If a run died during a change of structure, or a turn added
+        columns to the mirror and failed, the stored state ``noted`` may still have the earlier structure. The state is
+        then stored again."""
+        told = held.followed
+        if told is None or told.descent.number < noted.descent.number:
             return noted
-        followed = replace(held.followed, comments=noted.comments)
-        self._states.set(followed, row.state, row.lsn, row.reason)
+        if told.descent.number > noted.descent.number:
+            followed = replace(told, comments=noted.comments)
+        else:
+            # Between two changes of structure, only new columns of rows are added.
+            followed = together([noted, told])
+        if followed != noted:
+            self._states.set(followed, row.state, row.lsn, row.reason)
         return followed
 
     def _of_former(self, waiting: TableRecord, rows: Mapping[TableName, StateRow]) -> TableRecord:

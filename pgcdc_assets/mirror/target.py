@@ -74,7 +74,8 @@ class Generation:
     oid: int | None = None
     """OID of the source table whose rows the generation holds; None if the mirror does not record the OID."""
     followed: Table | None = None
-    """The table as :meth:`Target.reshape` or :meth:`Target.rename` last recorded it; None if neither was called."""
+    """The table as :meth:`Target.reshape`, :meth:`Target.rename`, or a :meth:`Target.apply` with new columns last
+    recorded it. None if none of them did, or if an apply has added columns and has not applied its rows."""
     unlisted: bool = False
     """Whether no point has listed the mirror since :attr:`followed` changed. An older point may list a mirror of this
     name, but that mirror may have had the rows of another table."""
@@ -187,8 +188,9 @@ class Target(Protocol):
     def apply(self, parts: Sequence[FeedPart], upto: Lsn, known: Mapping[TableName, Table]) -> list[Applied]:
         """Apply these parts of the feeds up to ``upto``, a boundary. Each mirror starts from its own position. A table
         that has already applied its part is not in the result. ``known``: the tables with the columns that their
-        mirrors last had. A column of the feed that ``known`` lacks is new, and is added to the mirror. If the mirror
-        lacks a column that is in ``known``, another writer has removed it, and the table is set aside."""
+        mirrors last had. A column of the feed that ``known`` lacks is new, and is added to the mirror.
+        :attr:`Generation.followed` then has this column. If the mirror lacks a column that is in ``known``, another
+        writer has removed it, and the table is set aside."""
 
     def repair(self, log: ChangeLog, table: Table, span: LsnRange, replay_lsn: Lsn) -> Applied:
         """Compute again, from the log, the rows that changed in the range ``span``, and merge them into the mirror. The

@@ -20,7 +20,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.definition import commit_properties
 from pgcdc_assets.errors import LakeError, NotRepairable, UsageError
 from pgcdc_assets.flow.progress import TablesProgress
-from pgcdc_assets.mirror.delta.mirror import STRUCTURE
+from pgcdc_assets.mirror.delta.mirror import STRUCTURE, structured
 from pgcdc_assets.points.states import TableStates
 from pgcdc_assets.store.local import path_of
 from pgcdc_assets.structure.record import TableState
@@ -156,6 +156,23 @@ def test_structure_recorded_in_the_mirror_is_used_if_the_sync_died_before_it_sav
     stored = TableStates(layout).get(B.name)
     assert stored is not None
     assert stored.table == follows
+
+
+@pytest.mark.parametrize(("rows_at", "applied"), [(20, True), (21, False)])
+def test_columns_that_a_turn_added_belong_to_the_table_once_the_mirror_has_the_turns_rows(
+    tmp_path: Path, rows_at: int, applied: bool
+) -> None:
+    """A sync died after a turn had added a column to the mirror, and before it saved the state. Rows that are not
+    applied yet may lack this column."""
+    layout, catalog = Layout.of(tmp_path), Catalog(OWNER, "p", 180000, (A, B))
+    both_published(layout, catalog, Lsn(20))
+    wider = replace(B, columns=(*B.columns, Column(2, "c", PgType(23, "int4"))))
+    commit_properties(opened(layout.mirror(B.name)), structured(wider, Lsn(10), Lsn(rows_at)))
+    again = TablesProgress(layout, catalog, delta_target(layout, OWNER), Lsn(1), Lsn(1))
+    assert again[B.name].table == (wider if applied else B)
+    stored = TableStates(layout).get(B.name)
+    assert stored is not None
+    assert stored.table == again[B.name].table
 
 
 def test_pgcdc_heal_lets_a_table_that_was_set_aside_continue_from_the_log(

@@ -65,7 +65,8 @@ class DeltaTarget:
             return None
         replay_lsn = mirror.effective_replay_lsn(self._points) or snapshot_lsn
         recorded, unlisted = mirror.replay_lsn or snapshot_lsn, mirror.unlisted(self._points)
-        return Generation(snapshot_lsn, replay_lsn, mirror.version, recorded, mirror.oid, mirror.followed, unlisted)
+        followed = mirror.followed if recorded >= mirror.rows_at else None
+        return Generation(snapshot_lsn, replay_lsn, mirror.version, recorded, mirror.oid, followed, unlisted)
 
     def version(self, name: TableName) -> int:
         return self._mirrors.open(name).version

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import Schema as DeltaSchema
@@ -14,7 +15,7 @@ from deltalake import Schema as DeltaSchema
 from pgcdc_assets.core.catalog import Identity, Table
 from pgcdc_assets.core.formats import reading
 from pgcdc_assets.core.layout import DELTA_LOG, Layout, Location
-from pgcdc_assets.core.lsn import Lsn
+from pgcdc_assets.core.lsn import ZERO, Lsn
 from pgcdc_assets.core.names import TableName
 from pgcdc_assets.delta.checkpoint import retention_properties
 from pgcdc_assets.delta.datafile import OWN_NAME
@@ -35,8 +36,9 @@ SOURCE_OID: Final = "pgcdc.oid"
 """Table property: the OID of the source table whose rows the mirror has. The source table may have another name now."""
 STRUCTURE: Final = "pgcdc.structure"
 """Table property: name and structure of the source table after the mirror's last change of structure or name, and the
-LSN of the copy that was changed. A mirror whose structure and name have not changed since its copy lacks this property,
-or has one with the LSN of an earlier copy."""
+LSN of the copy that was changed. If a turn added columns, also the position at which the mirror has applied the turn's
+rows. A mirror whose structure and name have not changed since its copy lacks this property, or has one with the LSN of
+an earlier copy."""
 
 PROPERTIES: Final = {
     "delta.enableDeletionVectors": "true",
@@ -49,22 +51,27 @@ PROPERTIES: Final = {
 }
 
 
-def structured(table: Table, copy: Lsn | None) -> dict[str, str]:
-    """The properties :data:`SOURCE_OID` and :data:`STRUCTURE` for a mirror of this table. Comments are left out,
-    because the Delta metadata has them."""
-    told = {"copy": copy, "table": replace(table, comments=()).to_json()}
+def structured(table: Table, copy: Lsn | None, rows_at: Lsn = ZERO) -> dict[str, str]:
+    """The properties :data:`SOURCE_OID` and :data:`STRUCTURE` for a mirror of this table. ``rows_at``: see
+    :attr:`Mirror.rows_at`. Comments are left out, because the Delta metadata has them."""
+    told = {"copy": copy, "rows_at": rows_at, "table": replace(table, comments=()).to_json()}
     return {SOURCE_OID: str(table.oid), STRUCTURE: json.dumps(told)}
 
 
 def recorded(version: DeltaVersion, copy: int | None) -> Table | None:
     """The source table with the name and structure that this version of a mirror has; None if neither has changed since
     the copy. ``copy``: the LSN of the copy that the version holds."""
+    with _told(version) as found:
+        return Table.from_json(found["table"]) if found is not None and found["copy"] == copy else None
+
+
+@contextmanager
+def _told(version: DeltaVersion) -> Iterator[dict[str, Any] | None]:
+    """The property :data:`STRUCTURE` of this version; None if it lacks the property. LakeError if the property cannot
+    be read."""
     told = version.configuration.get(STRUCTURE)
-    if told is None:
-        return None
     with reading(f"property {STRUCTURE} of mirror {version.folder}"):
-        found = json.loads(told)
-        return Table.from_json(found["table"]) if found["copy"] == copy else None
+        yield None if told is None else json.loads(told)
 
 
 def create_mirror(path: Location, schema: pa.Schema, properties: Mapping[str, str], root: Location) -> None:
@@ -226,6 +233,14 @@ class Mirror:
         return None if self.delta is None else recorded(self.delta, self.snapshot_lsn)
 
     @property
+    def rows_at(self) -> Lsn:
+        """If a turn added the newest columns of :attr:`followed`, the position at which the mirror has applied the
+        turn's rows. Below it, rows of the log may lack these columns, because the turn has failed, or the run has died.
+        Otherwise ZERO."""
+        with _told(self.existing) as found:
+            return Lsn((found or {}).get("rows_at", 0))
+
+    @property
     def oid(self) -> int | None:
         """See :attr:`Generation.oid`."""
         told = None if self.delta is None else self.delta.configuration.get(SOURCE_OID)
@@ -265,8 +280,8 @@ class Mirror:
         """What an apply needs: the mirror's folder, its columns, and the ``files`` to read."""
         schema = mirror_columns(table)
         values = {column.name: feed_name(column.name) for column in table.columns}
-        # The mirror may have more columns than the table here, because a run has added columns and died before it
-        # recorded them, or because another writer has added columns. They are NULL in the new rows.
+        # The mirror may have more columns than the table here, because a turn has added columns and failed before the
+        # table's new structure was stored, or because another writer has added columns. They are NULL in the new rows.
         more = [field for field in self.existing.columns if field.name not in schema.names]
         whole = pa.schema([*schema, *more])
         names = tuple(values.get(name, name) for name in whole.names)

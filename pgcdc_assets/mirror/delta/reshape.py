@@ -129,7 +129,7 @@ def _reshaped(spark: SparkOnDemand, found: Mirror, before: Table, after: Table, 
 
 def _taken_by(mirror: Mirror, known: Table) -> Mapping[int, str]:
     """The names of the table's columns in the mirror, by attnum. Includes the columns that the mirror itself records,
-    because an earlier run may have added columns and died before it stored the table's new structure."""
+    because a turn may have added columns to the mirror, and failed before the table's new structure was stored."""
     told = mirror.followed
     columns = (*(told.columns if told is not None else ()), *known.columns)
     return {column.attnum: column.name for column in columns}
@@ -152,7 +152,7 @@ def _sourced(delta: DeltaVersion, names: Mapping[int, str], after: Table) -> tup
             raise LakeError(f"no longer has column {source!r}, because another writer dropped or renamed it",
                             thing=f"mirror {after.name}")  # fmt: skip
         if source is None and column.missing is None and field.name not in names.values():
-            # An earlier run may have added this column to the mirror, and died before it was recorded.
+            # Another writer may have added a column of this name to the mirror. A turn uses such a column, too.
             source = field.name if held.get(field.name) == field.type else None
         found.append(Sourced(field.name, field.type, source, column))
     attnums = {column.attnum for column in after.columns}

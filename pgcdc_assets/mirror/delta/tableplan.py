@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake import Schema as DeltaSchema
 from pyroaring import BitMap64
 
-from pgcdc_assets.core.catalog import Table
+from pgcdc_assets.core.catalog import Column, Table
 from pgcdc_assets.core.faultpoints import FaultPoint, passed
 from pgcdc_assets.core.layout import Location
 from pgcdc_assets.core.lsn import Lsn, LsnRange
@@ -25,11 +25,12 @@ from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.errors import LakeError
 from pgcdc_assets.feed.schema import FeedFile, FeedPart
 from pgcdc_assets.mirror.delta.applytask import Collapsing, PendingChanges
-from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors
+from pgcdc_assets.mirror.delta.mirror import Mirror, Mirrors, structured
 from pgcdc_assets.mirror.delta.mirrorschema import mirror_columns, needs_column_mapping, refusal
 from pgcdc_assets.mirror.delta.rowlookup import Effect
 from pgcdc_assets.mirror.target import Applied
 from pgcdc_assets.store import storage
+from pgcdc_assets.structure.rowshapes import added
 
 
 class Counts(NamedTuple):
@@ -52,11 +53,12 @@ class Counts(NamedTuple):
 @dataclass(frozen=True)
 class TablePlan:
     """One table's part of an apply. ``pending``: the changes that the mirror has not applied yet. ``refused``: why they
-    cannot be written to the mirror; None if they can."""
+    cannot be written to the mirror; None if they can. ``new``: the columns that the changes add to the table."""
 
     pending: PendingChanges
     mirror: Mirror
     refused: str | None
+    new: tuple[Column, ...] = ()
 
     @classmethod
     def of(
@@ -72,7 +74,10 @@ class TablePlan:
         start = max(part.span.start, stands)
         pending = PendingChanges.of(mirrors.layout, part, LsnRange(start, max(start, min(part.span.end, upto))))
         before = (known or {}).get(part.table.name)
-        return cls(pending, mirror, _unmirrorable(part.table, before, mirror.existing)) if pending else None
+        if pending is None:
+            return None
+        new = added(before or part.table, part.table)
+        return cls(pending, mirror, _unmirrorable(part.table, before, mirror.existing), new)
 
     @property
     def table(self) -> Table:
@@ -105,12 +110,13 @@ class TablePlan:
         return {app_id: self.pending.span.end}
 
     def widened(self) -> TablePlan:
-        """If the changes have new columns, add them to the mirror, in a separate commit. Returns the plan with the new
+        """If the changes have new columns, add them to the mirror, in a separate commit. This commit also records their
+        attnums, so that a run after a crash knows which columns of the source they are. Returns the plan with the new
         version of the mirror."""
         delta = self.mirror.existing
         names = {field.name: field.name for field in delta.schema.fields}
         missing = pa.schema([field for field in mirror_columns(self.table) if field.name not in names])
-        if not missing.names:
+        if not missing.names and self._recorded:
             return self
         held = {name.lower(): name for name in names}
         if taken := [name for name in missing.names if name.lower() in held]:
@@ -119,9 +125,20 @@ class TablePlan:
                             thing=f"mirror {self.mirror.name}")  # fmt: skip
         wanted = pa.schema([*delta.columns, *missing])
         mapped = self.mirror.mapped or needs_column_mapping(missing.names)
-        commit_columns(delta, stated(delta.metadata).followed_by(wanted, names, mapped=mapped))
+        columns = stated(delta.metadata).followed_by(wanted, names, mapped=mapped)
+        commit_columns(delta, columns, structured(self.table, self.mirror.snapshot_lsn, self.pending.span.end))
         passed(FaultPoint.MIRROR_WIDENED)
         return replace(self, mirror=self.mirror.again())
+
+    @property
+    def _recorded(self) -> bool:
+        """Whether the mirror records the attnums of the new columns. It does if an earlier turn added the columns and
+        failed. It does not if another writer added columns with these names."""
+        if not self.new:
+            return True
+        told = self.mirror.followed
+        held = {column.attnum for column in told.columns} if told is not None else set()
+        return held >= {column.attnum for column in self.new} and self.mirror.rows_at <= self.pending.span.end
 
     def link(self) -> Applied:
         started = time.monotonic()
