@@ -340,7 +340,9 @@ def record(work: Work, result: Applied, changes: Mapping[str, int], seconds: flo
     """Record the position and version that a table has after an apply or a repair; returns what it changed.
     ``changes``: the number of rows in the table's feed, by operation."""
     version = result.version if result.version >= 0 else None
-    work.progress.moved(result.table.name, result.replay_lsn, version, result.table)
+    # If the table is set aside, the mirror has no rows with the new columns, and maybe not even the columns.
+    table = result.table if result.set_aside is None else None
+    work.progress.moved(result.table.name, result.replay_lsn, version, table)
     return TableTurn(
         table=result.table.name,
         replay_lsn=result.replay_lsn,

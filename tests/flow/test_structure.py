@@ -11,8 +11,11 @@ import pytest
 from pgcdc_assets import Lake
 from pgcdc_assets.checks.status import status
 from pgcdc_assets.core.faultpoints import FaultPoint
+from pgcdc_assets.core.layout import DELTA_LOG
 from pgcdc_assets.core.names import TableName
+from pgcdc_assets.delta.commit import commit_info, now_ms, put_commit
 from pgcdc_assets.delta.definition import commit_columns
+from pgcdc_assets.delta.logfiles import Action
 from pgcdc_assets.delta.mapping import stated
 from pgcdc_assets.errors import UnknownTable
 from pgcdc_assets.flow.decide import Bounds
@@ -124,3 +127,23 @@ def test_a_new_column_that_changes_after_a_sync_died_keeps_its_own_values(
         assert _columns(rig, TableName("public", name)) == source_rows(rig.conn, "public", name)[0]
     assert len(rig.observer.copies) == copies, "no table was copied again"
     assert sorted(one.table.name for one in rig.observer.structures) == sorted(changes)
+
+
+def _require(rig: Rig, protocol: Action) -> None:
+    mirror = opened(rig.settings.layout.mirror(T))
+    commit = [{"commitInfo": commit_info(now_ms(), "CHANGE PROTOCOL", {})}, {"protocol": protocol}]
+    put_commit(mirror.folder / DELTA_LOG, mirror.number + 1, commit)
+
+
+def test_a_table_that_was_set_aside_before_it_got_a_new_column_can_be_healed(rig: Rig) -> None:
+    """The turn that has rows with the new column cannot write to the mirror, because the mirror has a table feature
+    that pgcdc does not support. Then this feature is dropped."""
+    protocol = opened(rig.settings.layout.mirror(T)).protocol
+    _require(rig, {**protocol, "writerFeatures": [*protocol["writerFeatures"], "rowTracking"]})
+    rig.conn.execute("INSERT INTO t (id) VALUES (999)")
+    rig.commit("ALTER TABLE t ADD c int", "INSERT INTO t (id, c) VALUES (1000, 5)")
+    assert [name for name, _ in rig.sync().set_aside] == [T]
+    _require(rig, protocol)
+    assert rig.engine("heal t").sync(Bounds(), heal=[T]).set_aside == []
+    rig.assert_equal()
+    assert not rig.observer.copies[2:], "no table was copied again"
