@@ -24,6 +24,7 @@ from pgcdc_assets.core.names import TableName
 from pgcdc_assets.flow.outcomes import Failure, OperationKind
 from pgcdc_assets.mirror.delta.mirrorschema import way_back
 from pgcdc_assets.source.connect.failures import COPY_ANEW
+from pgcdc_assets.source.setup.findings import identity_full
 from pgcdc_assets.structure.record import TableState
 
 LAG_BYTES = GIB
@@ -256,11 +257,7 @@ def _identities(facts: Facts) -> Iterator[Problem]:
                 "copied again",
             )  # fmt: skip
         elif not table.updates_seen:
-            # Partitions do not inherit the replica identity of their root.
-            whole = (
-                "set REPLICA IDENTITY FULL on each of its partitions" if table.name in partitioned
-                else f"ALTER TABLE {table.name} REPLICA IDENTITY FULL"
-            )  # fmt: skip
+            whole = identity_full(str(table.name), partitioned=table.name in partitioned)
             yield warning(
                 ProblemCode.TABLE_INSERTS_ONLY,
                 f"table {table.name}", "has no usable replica identity: updates and deletes are not replicated",

@@ -216,3 +216,11 @@ def _loopback(address: str) -> bool:
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
         return found.ipv4_mapped.is_loopback
     return found.is_loopback
+
+
+def identity_full(table: str, *, partitioned: bool) -> str:
+    """Advice on how a table gets REPLICA IDENTITY FULL. Partitions do not inherit the replica identity of their
+    root."""
+    if partitioned:
+        return "set REPLICA IDENTITY FULL on each of its partitions"
+    return f"ALTER TABLE {table} REPLICA IDENTITY FULL"

@@ -15,7 +15,7 @@ from pgcdc_assets.source.catalog.pgclass import CatalogRelation, read_leaves, re
 from pgcdc_assets.source.catalog.pgtypes import PgTypes
 from pgcdc_assets.source.catalog.published import Published, read_published
 from pgcdc_assets.source.catalog.tables import TablePatterns, read_tables
-from pgcdc_assets.source.setup.findings import Finding, named
+from pgcdc_assets.source.setup.findings import Finding, identity_full, named
 from pgcdc_assets.source.setup.publications import OwnPublication, read_publication
 from pgcdc_assets.source.setup.selection import NO_PARTITION, Planned, meant_tables, unread_tables
 
@@ -81,14 +81,9 @@ def _unfollowed(reason: str, tables: Sequence[TableName], partitioned: bool) -> 
             f"{reason}: {whose} updates are replicated once {each} has a partition that can be published with updates"
         )
         return Finding("info", thing, what)
-    # Partitions do not inherit the replica identity of their root.
-    whole = (
-        "set REPLICA IDENTITY FULL on each of its partitions" if partitioned
-        else f"ALTER TABLE {one} REPLICA IDENTITY FULL"
-    )  # fmt: skip
     return Finding(
         "warning", thing, f"{reason}: {whose} updates and deletes are not replicated",
-        f"give {each} a primary key, or {whole}; then run `pgcdc setup`",
+        f"give {each} a primary key, or {identity_full(one, partitioned=partitioned)}; then run `pgcdc setup`",
     )  # fmt: skip
 
 
